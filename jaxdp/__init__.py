@@ -1,0 +1,1 @@
+"""Data-parallel designs as small, explicit JAX programs."""
