@@ -1,0 +1,185 @@
+"""Collective algorithms: short functions that return schedules.
+
+Legend: `N` devices in a circle or around a root, `K` bytes in the whole buffer. All
+arithmetic on devices and chunks is modulo `N`.
+
+The ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", JPDC 2009, section 3) cuts the buffer into N chunks; every device sends to
+its right-hand neighbour only. N = 4, reduce-scatter, chunk sent by each device:
+
+    round   device 0   device 1   device 2   device 3
+      0        3          0          1          2
+      1        2          3          0          1
+      2        1          2          3          0
+    owns       0          1          2          3      (complete after the last round)
+
+The star is `nn.DataParallel`'s pattern and the simplest parameter server: everything goes
+through one root, whose link carries (N - 1) K in and (N - 1) K out.
+"""
+
+import functools
+from collections.abc import Callable
+
+from jaxdp.schedule import Placement, Round, Schedule, Transfer
+
+
+def ring_reduce_scatter(devices: int) -> Schedule:
+    """Ring reduce-scatter: device `r` ends with the complete chunk `r`.
+
+    In round `s` device `r` sends chunk `r - 1 - s`; its neighbour `r + 1` adds it.
+
+    Cost: N - 1 rounds; (N - 1) K / N bytes sent and received per device.
+    """
+    rounds = tuple(
+        _shift(devices, lambda r, s=s: r - 1 - s, "add") for s in range(devices - 1)
+    )
+    name = f"ring_reduce_scatter({devices})"
+    starts, ends = _everywhere(devices, devices), _one_each(devices)
+    return Schedule(name, devices, devices, starts, ends, rounds)
+
+
+def ring_all_gather(devices: int) -> Schedule:
+    """Ring all-gather: device `r` starts with chunk `r`, every device ends with all.
+
+    In round `s` device `r` sends chunk `r - s`; its neighbour `r + 1` stores it.
+
+    Cost: N - 1 rounds; (N - 1) K / N bytes sent and received per device.
+    """
+    rounds = tuple(
+        _shift(devices, lambda r, s=s: r - s, "replace") for s in range(devices - 1)
+    )
+    name = f"ring_all_gather({devices})"
+    starts, ends = _one_each(devices), _everywhere(devices, devices)
+    return Schedule(name, devices, devices, starts, ends, rounds)
+
+
+def ring(devices: int) -> Schedule:
+    """Ring all-reduce: `ring_reduce_scatter`, then `ring_all_gather`.
+
+    Cost: 2 (N - 1) rounds; 2 (N - 1) K / N bytes sent and received per device.
+    """
+    scattered = ring_reduce_scatter(devices)
+    return scattered.then(ring_all_gather(devices), f"ring({devices})")
+
+
+def star_reduce(devices: int, root: int = 0) -> Schedule:
+    """Every device sends its whole buffer to the root, which adds them in rank order.
+
+    Cost: 1 round; the root receives (N - 1) K bytes, the others send K each.
+    """
+    others = [d for d in range(devices) if d != root]
+    sends = [Transfer(((source, root),), (0,), "add") for source in others]
+    name = f"star_reduce({devices}, root={root})"
+    starts, ends = _everywhere(devices, 1), ((root,),)
+    return Schedule(name, devices, 1, starts, ends, _one_round(sends))
+
+
+def star_broadcast(devices: int, root: int = 0) -> Schedule:
+    """The root sends its whole buffer to every other device.
+
+    Cost: 1 round; the root sends (N - 1) K bytes, the others receive K each.
+    """
+    others = [d for d in range(devices) if d != root]
+    sends = [Transfer(((root, target),), (0,), "replace") for target in others]
+    name = f"star_broadcast({devices}, root={root})"
+    starts, ends = ((root,),), _everywhere(devices, 1)
+    return Schedule(name, devices, 1, starts, ends, _one_round(sends))
+
+
+def star(devices: int, root: int = 0) -> Schedule:
+    """Star all-reduce: `star_reduce` to the root, then `star_broadcast` from it.
+
+    Cost: 2 rounds; the root receives (N - 1) K bytes and sends as many, the others K.
+    """
+    reduced = star_reduce(devices, root)
+    name = f"star({devices}, root={root})"
+    return reduced.then(star_broadcast(devices, root), name)
+
+
+def star_gather(devices: int, root: int = 0) -> Schedule:
+    """Device `r` sends chunk `r`, all it has, to the root.
+
+    Cost: 1 round; the root receives (N - 1) K / N bytes, the others send K / N each.
+    """
+    others = [d for d in range(devices) if d != root]
+    sends = [Transfer(((source, root),), (source,), "replace") for source in others]
+    name = f"star_gather({devices}, root={root})"
+    starts, ends = _one_each(devices), ((root,),) * devices
+    return Schedule(name, devices, devices, starts, ends, _one_round(sends))
+
+
+def star_scatter(devices: int, root: int = 0) -> Schedule:
+    """The root sends chunk `r` to device `r`.
+
+    Cost: 1 round; the root sends (N - 1) K / N bytes, the others receive K / N each.
+    """
+    others = [d for d in range(devices) if d != root]
+    sends = [Transfer(((root, target),), (target,), "replace") for target in others]
+    name = f"star_scatter({devices}, root={root})"
+    starts, ends = ((root,),) * devices, _one_each(devices)
+    return Schedule(name, devices, devices, starts, ends, _one_round(sends))
+
+
+# Collective -> algorithm -> schedule for N devices (and a root, where there is one).
+SCHEDULES: dict[str, dict[str, Callable[..., Schedule]]] = {
+    "all_reduce": {"ring": ring, "star": star},
+    "reduce_scatter": {"ring": ring_reduce_scatter},
+    "all_gather": {"ring": ring_all_gather},
+    "reduce": {"star": star_reduce},
+    "broadcast": {"star": star_broadcast},
+    "gather": {"star": star_gather},
+    "scatter": {"star": star_scatter},
+}
+
+
+@functools.lru_cache(maxsize=1024)
+def build(collective: str, algorithm: str, devices: int, root: int = 0) -> Schedule:
+    """Looks up an algorithm and builds its schedule.
+
+    Args:
+        collective: A key of `SCHEDULES`, such as `"all_reduce"`.
+        algorithm: `"ring"` or `"star"`, where `SCHEDULES` has it for the collective.
+        devices: N >= 1.
+        root: Rank of the root, for the collectives that have one.
+
+    Raises:
+        ValueError: Unknown algorithm, no devices, or a root that is no device.
+    """
+    choices = SCHEDULES[collective]
+    if algorithm not in choices:
+        raise ValueError(
+            f"{collective} got algorithm={algorithm!r}. It must be one of "
+            f"{sorted(choices)}, or a jaxdp.schedule.Schedule of your own."
+        )
+    if devices < 1:
+        raise ValueError(f"{collective} got {devices} devices. It needs at least 1.")
+    if not 0 <= root < devices:
+        raise ValueError(
+            f"{collective} got root={root} on {devices} devices. The root is a rank from "
+            f"0 to {devices - 1}: choose one of those."
+        )
+    if collective in ("all_reduce", "reduce_scatter", "all_gather"):
+        return choices[algorithm](devices)
+    return choices[algorithm](devices, root)
+
+
+def _shift(devices: int, chunk_of: Callable[[int], int], op) -> Round:
+    """One ring round: device `r` sends chunk `chunk_of(r)` to `r + 1`."""
+    pairs = tuple((r, (r + 1) % devices) for r in range(devices))
+    chunks = tuple(chunk_of(r) % devices for r in range(devices))
+    return Round((Transfer(pairs, chunks, op),))
+
+
+def _one_round(transfers: list[Transfer]) -> tuple[Round, ...]:
+    """One round of these transfers; none at all if there are none (N = 1)."""
+    return (Round(tuple(transfers)),) if transfers else ()
+
+
+def _everywhere(devices: int, chunks: int) -> Placement:
+    """Every chunk on every device."""
+    return (tuple(range(devices)),) * chunks
+
+
+def _one_each(devices: int) -> Placement:
+    """Chunk `r` on device `r` alone."""
+    return tuple((r,) for r in range(devices))

@@ -1,0 +1,352 @@
+"""Collectives over pytrees, for use inside `shard_map` and `pmap`.
+
+`N` is the number of devices on the axis, `K` the bytes of the tree. Every call packs the
+leaves of one dtype into one flat buffer, cuts it into chunks and moves those by explicit
+`ppermute` rounds (`jaxdp.algorithms`). JAX's own counterparts: `lax.psum`,
+`lax.psum_scatter`, `lax.all_gather`; the rest has none.
+
+Sums are made in float32 or wider, whatever the leaves' dtype, and rounded once. Summing
+collectives leave integer, bool, key, `float0` and `None` leaves untouched; moving ones
+move integers, bools and keys as they are. All are linear, and differentiate so in forward
+and reverse mode, with `check_vma` on and off. With it on, what every device ends with
+alike (`all_reduce`, `all_gather`, `broadcast`) is typed as replicated, so `out_specs=P()`
+is accepted.
+
+Errors raised by all: ValueError for an unknown algorithm or axis, a root that is no rank,
+or a call outside `shard_map` and `pmap`.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxdp.buckets import by_dtype, is_key, is_movable, is_summable
+from jaxdp.primitive import Collective, scheduled
+from jaxdp.schedule import Schedule
+
+PyTree = Any
+Algorithm = str | Schedule
+
+
+def all_reduce(
+    tree: PyTree,
+    axis_name: str,
+    algorithm: Algorithm = "ring",
+    mean: bool = False,
+) -> PyTree:
+    """Sums every leaf over the devices; all end with the same bits.
+
+    Devices: before, each holds its own tree; after, all hold the sum. A ring reduces each
+    chunk on one device and then spreads it, so replicas cannot drift apart.
+
+    Cost: ring, 2 (N - 1) rounds, 2 (N - 1) K / N bytes sent per device (K padded to a
+    multiple of N elements); star, 2 rounds, (N - 1) K bytes in and out of the root. Of
+    16-bit leaves, a ring's partial sums travel as float32.
+
+    Args:
+        tree: Pytree of arrays of any shape.
+        axis_name: The mesh axis.
+        algorithm: `"ring"`, `"star"` or a `jaxdp.schedule.Schedule`.
+        mean: Divides by N, before the sum is rounded to the leaf's dtype.
+
+    Returns:
+        The tree, with the same shapes and dtypes; replicated.
+
+    Example:
+        >>> import jax, jaxdp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mesh = jaxdp.data_mesh(4)
+        >>> total = jax.shard_map(
+        ...     lambda x: jaxdp.all_reduce(x, "data"),
+        ...     mesh=mesh, in_specs=P("data"), out_specs=P())
+        >>> print(jax.jit(total)(jax.numpy.array([1.0, 20.0, 300.0, 4000.0])))
+        [4321.]
+
+    References:
+        Patarasuk and Yuan, JPDC 2009, section 3 (ring).
+    """
+    size = _axis_size("all_reduce", axis_name)
+    divisor = size if mean else 1
+    collective = scheduled("all_reduce", algorithm, axis_name, size, 0, divisor)
+    return _per_dtype(tree, is_summable, functools.partial(_flat, collective))
+
+
+def reduce(
+    tree: PyTree,
+    axis_name: str,
+    root: int = 0,
+    algorithm: Algorithm = "star",
+    mean: bool = False,
+) -> PyTree:
+    """Sums every leaf on the root; the other devices get zeros.
+
+    Cost: star, 1 round; the root receives (N - 1) K bytes, the others send K each.
+
+    Args:
+        tree: Pytree of arrays of any shape.
+        axis_name: The mesh axis.
+        root: Rank that ends with the sum.
+        algorithm: `"star"` or a `jaxdp.schedule.Schedule`.
+        mean: Divides by N.
+
+    Returns:
+        The tree, with the same shapes and dtypes; varying.
+    """
+    size = _axis_size("reduce", axis_name)
+    divisor = size if mean else 1
+    collective = scheduled("reduce", algorithm, axis_name, size, root, divisor)
+    return _per_dtype(tree, is_summable, functools.partial(_flat, collective))
+
+
+def broadcast(
+    tree: PyTree, axis_name: str, root: int = 0, algorithm: Algorithm = "star"
+) -> PyTree:
+    """Gives every device the root's tree.
+
+    Cost: star, 1 round; the root sends (N - 1) K bytes, the others receive K each.
+
+    Args:
+        tree: Pytree of arrays of any shape and dtype; only the root's values matter.
+        axis_name: The mesh axis.
+        root: Rank whose values go out.
+        algorithm: `"star"` or a `jaxdp.schedule.Schedule`.
+
+    Returns:
+        The tree, with the same shapes and dtypes; replicated.
+    """
+    size = _axis_size("broadcast", axis_name)
+    collective = scheduled("broadcast", algorithm, axis_name, size, root)
+    return _per_dtype(tree, is_movable, functools.partial(_flat, collective))
+
+
+def reduce_scatter(
+    tree: PyTree, axis_name: str, algorithm: Algorithm = "ring", mean: bool = False
+) -> PyTree:
+    """Sums every leaf and leaves each device its shard of the sum.
+
+    Every leaf is flattened and padded with zeros to N equal chunks; rank r keeps chunk r.
+    `all_gather(shards, axis_name, like=tree)` puts the leaves together again.
+
+    Cost: ring, N - 1 rounds, (N - 1) K / N bytes sent per device.
+
+    Args:
+        tree: Pytree of arrays of any shape.
+        axis_name: The mesh axis.
+        algorithm: `"ring"` or a `jaxdp.schedule.Schedule`.
+        mean: Divides by N.
+
+    Returns:
+        A leaf of `size` elements becomes `[ceil(size / N)]`, of the same dtype; varying.
+        Leaves that are not summed come back whole.
+    """
+    size = _axis_size("reduce_scatter", axis_name)
+    divisor = size if mean else 1
+    collective = scheduled("reduce_scatter", algorithm, axis_name, size, 0, divisor)
+
+    def move(leaves):
+        chunks = [_chunked(leaf, size) for leaf in leaves]
+        shards = _columns(collective, chunks)
+        return [shard.reshape(-1) for shard in shards]
+
+    return _per_dtype(tree, is_summable, move)
+
+
+def all_gather(
+    tree: PyTree,
+    axis_name: str,
+    algorithm: Algorithm = "ring",
+    like: PyTree | None = None,
+) -> PyTree:
+    """Gives every device the leaves of all devices.
+
+    Cost: ring, N - 1 rounds, (N - 1) K bytes sent per device, K those of one shard.
+
+    Args:
+        tree: Pytree of arrays of any shape and dtype.
+        axis_name: The mesh axis.
+        algorithm: `"ring"` or a `jaxdp.schedule.Schedule`.
+        like: The tree that was given to `reduce_scatter`: undoes its padding.
+
+    Returns:
+        A leaf `[...]` becomes `[N, ...]`, entry r from rank r; with `like`, it gets the
+        shape of the leaf of `like`. Replicated.
+
+    Raises:
+        ValueError: `like` has another structure, or a leaf that these shards do not fill.
+    """
+    size = _axis_size("all_gather", axis_name)
+    collective = scheduled("all_gather", algorithm, axis_name, size)
+    gathered = _per_dtype(tree, is_movable, functools.partial(_stacked, collective))
+    if like is None:
+        return gathered
+    return jax.tree.map(
+        functools.partial(_unpadded, size), tree, gathered, like, is_leaf=_is_none
+    )
+
+
+def gather(
+    tree: PyTree, axis_name: str, root: int = 0, algorithm: Algorithm = "star"
+) -> PyTree:
+    """Gives the root the leaves of all devices; the others get zeros.
+
+    Cost: star, 1 round; the root receives (N - 1) K bytes, the others send K each.
+
+    Args:
+        tree: Pytree of arrays of any shape and dtype.
+        axis_name: The mesh axis.
+        root: Rank that ends with all leaves.
+        algorithm: `"star"` or a `jaxdp.schedule.Schedule`.
+
+    Returns:
+        A leaf `[...]` becomes `[N, ...]`, entry r from rank r; varying.
+    """
+    size = _axis_size("gather", axis_name)
+    collective = scheduled("gather", algorithm, axis_name, size, root)
+    return _per_dtype(tree, is_movable, functools.partial(_stacked, collective))
+
+
+def scatter(
+    tree: PyTree, axis_name: str, root: int = 0, algorithm: Algorithm = "star"
+) -> PyTree:
+    """Gives rank r entry r of the root's leaves.
+
+    Cost: star, 1 round; the root sends (N - 1) K / N bytes, the others receive K / N.
+
+    Args:
+        tree: Pytree of arrays `[N, ...]` of any dtype; only the root's values matter.
+        axis_name: The mesh axis.
+        root: Rank whose values go out.
+        algorithm: `"star"` or a `jaxdp.schedule.Schedule`.
+
+    Returns:
+        A leaf `[N, ...]` becomes `[...]`; varying.
+
+    Raises:
+        ValueError: A leaf whose leading axis is not N.
+    """
+    size = _axis_size("scatter", axis_name)
+    collective = scheduled("scatter", algorithm, axis_name, size, root)
+    _check_leading_axis(tree, size, axis_name)
+
+    def move(leaves):
+        chunks = [leaf.reshape(size, leaf.size // size) for leaf in leaves]
+        parts = _columns(collective, chunks)
+        return [
+            part.reshape(leaf.shape[1:])
+            for part, leaf in zip(parts, leaves, strict=True)
+        ]
+
+    return _per_dtype(tree, is_movable, move)
+
+
+def _axis_size(caller: str, axis_name: Hashable) -> int:
+    """The number of devices on the axis.
+
+    Raises:
+        ValueError: The axis is not bound here.
+        TypeError: Several axes, or none.
+    """
+    if isinstance(axis_name, tuple | list) or axis_name is None:
+        raise TypeError(
+            f"{caller} got axis_name={axis_name!r}. It must be the name of one mesh axis, "
+            "such as 'data'. To reduce over several axes, call it once per axis."
+        )
+    try:
+        return lax.axis_size(axis_name)
+    except NameError:
+        raise ValueError(
+            f"{caller} got axis_name={axis_name!r}, and no axis of this name is bound "
+            "where it was called. It must run inside jax.shard_map or jax.pmap over that "
+            "axis. Call it there, with the axis name of that mesh or pmap."
+        ) from None
+
+
+def _per_dtype(
+    tree: PyTree,
+    takes_part: Callable[[Any], bool],
+    move: Callable[[list[jax.Array]], list[jax.Array]],
+) -> PyTree:
+    """Applies `move` to the leaves of each dtype; other leaves stay as they are."""
+    leaves, structure = jax.tree.flatten(tree)
+    for indices in by_dtype(leaves, takes_part):
+        keys = [is_key(leaves[i]) for i in indices]
+        arrays = [
+            jax.random.key_data(leaves[i]) if key else jnp.asarray(leaves[i])
+            for i, key in zip(indices, keys, strict=True)
+        ]
+        for i, key, moved in zip(indices, keys, move(arrays), strict=True):
+            impl = jax.random.key_impl(leaves[i]) if key else None
+            leaves[i] = jax.random.wrap_key_data(moved, impl=impl) if key else moved
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _flat(collective: Collective, leaves: list[jax.Array]) -> list[jax.Array]:
+    """Runs on the concatenated leaves, cut into the schedule's chunks."""
+    sizes = [leaf.size for leaf in leaves]
+    flat = jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
+    result = collective(_chunked(flat, collective.schedule.chunks)).reshape(-1)
+    parts = jnp.split(result[: sum(sizes)], np.cumsum(sizes)[:-1])
+    return [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]
+
+
+def _stacked(collective: Collective, leaves: list[jax.Array]) -> list[jax.Array]:
+    """Runs on one row per leaf and device; a leaf `[...]` becomes `[N, ...]`."""
+    columns = _columns(collective, [leaf.reshape(1, leaf.size) for leaf in leaves])
+    return [
+        column.reshape(collective.schedule.devices, *leaf.shape)
+        for column, leaf in zip(columns, leaves, strict=True)
+    ]
+
+
+def _columns(collective: Collective, chunks: list[jax.Array]) -> list[jax.Array]:
+    """Runs on `[rows, length]` matrices side by side."""
+    lengths = [matrix.shape[1] for matrix in chunks]
+    result = collective(jnp.concatenate(chunks, axis=1))
+    return jnp.split(result, np.cumsum(lengths)[:-1], axis=1)
+
+
+def _chunked(array: jax.Array, chunks: int) -> jax.Array:
+    """Flattens and pads with zeros to `[chunks, ceil(size / chunks)]`."""
+    flat = array.reshape(-1)
+    return jnp.pad(flat, (0, -flat.size % chunks)).reshape(
+        chunks, (flat.size + chunks - 1) // chunks
+    )
+
+
+def _unpadded(size: int, shard: Any, gathered: Any, like: Any) -> Any:
+    """A leaf as it was before `reduce_scatter`."""
+    if not is_movable(shard) or gathered is shard:
+        return gathered
+    if shard.size != math.ceil(like.size / size):
+        raise ValueError(
+            f"all_gather got a shard of {shard.size} elements for a leaf of `like` of shape "
+            f"{like.shape}. Its shards have ceil({like.size} / {size}) = "
+            f"{math.ceil(like.size / size)} elements. Pass as `like` the tree that was "
+            "given to reduce_scatter."
+        )
+    return gathered.reshape(-1)[: like.size].reshape(like.shape)
+
+
+def _check_leading_axis(tree: PyTree, size: int, axis_name: Hashable) -> None:
+    """Checks that every leaf of a scatter is `[N, ...]`."""
+    bad = [
+        f"{jax.tree_util.keystr(path) or 'the array'} {np.shape(leaf)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if is_movable(leaf) and np.shape(leaf)[:1] != (size,)
+    ]
+    if bad:
+        raise ValueError(
+            f"scatter got leaves whose leading axis is not the {size} devices on axis "
+            f"{axis_name!r}: {', '.join(bad)}. Stack one entry per device along axis 0."
+        )
+
+
+def _is_none(leaf: Any) -> bool:
+    """None counts as a leaf when trees are walked together."""
+    return leaf is None

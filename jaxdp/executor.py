@@ -1,0 +1,188 @@
+"""Runs a schedule inside `shard_map` or `pmap`: one `ppermute` per transfer.
+
+All devices run one program, so "the chunk this device sends now" is a table looked up by
+rank. Python follows, per device and chunk, where the value lives: still in the input, or
+in the array that an earlier transfer produced. So a chunk that was just received is sent
+on without being stored and sliced again, and the output is written once, at the end.
+
+What travels: a device's own contribution in its own dtype, a partial sum in the
+accumulation dtype (float32 or wider), a complete chunk in the output dtype. bfloat16 and
+narrower floats travel as bits, because XLA on CPU would widen them to float32.
+
+Why this way: writing every arrival into the output by `dynamic_update_slice` cost a copy
+of the whole buffer (N = 2, 16 MiB, forced CPU devices: 8.4 ms against 6.1 ms).
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxdp.schedule import Schedule, Transfer
+
+
+def accumulation_dtype(dtype) -> np.dtype:
+    """The dtype that sums of `dtype` are made in: float32 or wider."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def execute(
+    schedule: Schedule,
+    chunks: jax.Array,
+    axis_name: str,
+    finish: Callable[[jax.Array], jax.Array] = lambda complete: complete,
+) -> jax.Array:
+    """Runs `schedule` over the devices of `axis_name`.
+
+    Devices: the caller is inside `shard_map` or `pmap` over `axis_name`, which has
+    `schedule.devices` devices.
+
+    Args:
+        schedule: A verified schedule.
+        chunks: `[jaxdp.schedule.local_rows(schedule.starts), length]`, what this device
+            starts with.
+        axis_name: The mesh axis.
+        finish: Applied elementwise, once, to every complete chunk where it became
+            complete: a division, a cast.
+
+    Returns:
+        `[jaxdp.schedule.local_rows(schedule.ends), length]`: what `schedule.ends` places
+        on this device, zeros elsewhere.
+    """
+    run = _Execution(schedule, chunks, axis_name, finish)
+    for round_ in schedule.rounds:
+        run.advance(round_.transfers)
+    return run.output()
+
+
+@dataclasses.dataclass
+class _Value:
+    """An array that holds chunks: `[rows, length]`, the input or one transfer's result."""
+
+    array: jax.Array
+    finished: jax.Array | None = None  # its complete chunks, after `finish`
+
+
+class _Execution:
+    """Where every chunk lives while a schedule runs.
+
+    `location[device, chunk]` indexes `values`; 0 is the input. `held` is what that chunk
+    sums up, as in `jaxdp.schedule.holdings`.
+    """
+
+    def __init__(self, schedule, chunks, axis_name, finish):
+        self.schedule: Schedule = schedule
+        self.axis_name = axis_name
+        self.finish = finish
+        self.rank = lax.axis_index(axis_name)
+        self.values = [_Value(chunks)]
+        self.location = np.zeros((schedule.devices, schedule.chunks), int)
+        self.held = {
+            (device, chunk): frozenset([device])
+            for chunk, devices in enumerate(schedule.starts)
+            for device in devices
+        }
+
+    def advance(self, transfers: tuple[Transfer, ...]) -> None:
+        """Runs one round: everything is sent before anything is applied."""
+        sent = [self._send(transfer) for transfer in transfers]
+        held = dict(self.held)
+        for transfer, arrived in zip(transfers, sent, strict=True):
+            targets = {target: chunk for _, target, chunk in transfer}
+            complete = self._are_complete({s: c for s, _, c in transfer}, held)
+            if transfer.op == "add":
+                own = self._read([targets])
+                dtype = accumulation_dtype(own.dtype)
+                arrived = arrived.astype(dtype) + own.astype(dtype)
+            for source, target, chunk in transfer:
+                kept = self.held[target, chunk] if transfer.op == "add" else frozenset()
+                self.held[target, chunk] = held[source, chunk] | kept
+                self.location[target, chunk] = len(self.values)
+            self.values.append(_Value(arrived, arrived if complete else None))
+
+    def output(self) -> jax.Array:
+        """Collects the chunks of `schedule.ends` in one pass."""
+        schedule = self.schedule
+        if schedule.ends == tuple((d,) for d in range(schedule.devices)):
+            return self._read([{d: d for d in range(schedule.devices)}], finished=True)
+        rows = [dict.fromkeys(ends, chunk) for chunk, ends in enumerate(schedule.ends)]
+        return self._read(rows, finished=True, zeros=True)
+
+    def _send(self, transfer: Transfer) -> jax.Array:
+        """Moves `[1, length]` along the pairs; zeros arrive at devices that are no target."""
+        sources = {source: chunk for source, _, chunk in transfer}
+        complete = self._are_complete(sources, self.held)
+        value = self._read([sources], finished=complete)
+        wire = lax.bitcast_convert_type(value, _wire_dtype(value.dtype))
+        moved = lax.ppermute(wire, self.axis_name, transfer.pairs)
+        return lax.bitcast_convert_type(moved, value.dtype)
+
+    def _are_complete(self, chunks: Mapping[int, int], held: Mapping) -> bool:
+        """Whether these (device, chunk) hold every contribution."""
+        starts = self.schedule.starts
+        return all(held[d, c] == frozenset(starts[c]) for d, c in chunks.items())
+
+    def _read(
+        self, rows: list[dict[int, int]], finished: bool = False, zeros: bool = False
+    ) -> jax.Array:
+        """Row `i` of the result: on each device `d` of `rows[i]`, chunk `rows[i][d]`.
+
+        Other devices read zeros if `zeros` is set, else whatever is cheapest.
+        """
+        blocks: dict[int, int] = {}  # index into `values` -> its first row
+        table = np.full((self.schedule.devices, len(rows)), -1)
+        end = 0
+        for i, row in enumerate(rows):
+            for device, chunk in row.items():
+                number = int(self.location[device, chunk])
+                if number not in blocks:
+                    blocks[number] = end
+                    end += self.values[number].array.shape[0]
+                table[device, i] = blocks[number] + self._row(number, chunk)
+        arrays = [self._array(number, finished) for number in blocks]
+        if zeros and (table < 0).any():
+            arrays.append(jnp.zeros_like(arrays[0][:1]))
+            table[table < 0] = end
+        for i in range(len(rows)):
+            table[table[:, i] < 0, i] = table[:, i].max()
+        return self._take(arrays, table)
+
+    def _take(self, arrays: list[jax.Array], table: np.ndarray) -> jax.Array:
+        """Takes rows `table[rank]` of the concatenated arrays."""
+        dtype = jnp.result_type(*arrays)
+        array = arrays[0]
+        if len(arrays) > 1:
+            array = jnp.concatenate([a.astype(dtype) for a in arrays])
+        if np.array_equal(table, [range(array.shape[0])] * len(table)):
+            return array
+        if table.shape[1] > 1:
+            return jnp.take(array, jnp.asarray(table)[self.rank], axis=0, mode="clip")
+        if (table == table[0]).all():
+            return array[table[0, 0], None]
+        row = jnp.asarray(table[:, 0])[self.rank]
+        return lax.dynamic_slice_in_dim(array, row, 1)
+
+    def _row(self, number: int, chunk: int) -> int:
+        """The row of `values[number]` that holds `chunk`."""
+        return chunk if self.values[number].array.shape[0] > 1 else 0
+
+    def _array(self, number: int, finished: bool) -> jax.Array:
+        """`values[number]`, passed through `finish` if its chunks are complete."""
+        value = self.values[number]
+        if not finished:
+            return value.array
+        if value.finished is None:
+            value.finished = self.finish(value.array)
+        return value.finished
+
+
+def _wire_dtype(dtype) -> np.dtype:
+    """The dtype that carries `dtype` unchanged: unsigned bits for narrow floats."""
+    if jnp.issubdtype(dtype, jnp.floating) and dtype != jnp.float16:
+        width = jnp.dtype(dtype).itemsize
+        if width < 4:
+            return jnp.dtype(f"uint{8 * width}")
+    return jnp.dtype(dtype)

@@ -1,0 +1,87 @@
+"""Meshes for data parallelism: one axis, checked when it is made.
+
+The only place that names axis types: `jax.make_mesh` gives Explicit axes by default,
+which refuse plain arrays inside `shard_map`.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+
+def data_mesh(
+    devices: int | Sequence[jax.Device] | None = None, axis_name: str = "data"
+) -> Mesh:
+    """A one-axis mesh over devices; rank r on the axis is the r-th of them.
+
+    Args:
+        devices: How many of `jax.devices()`, or which in which order; None takes all.
+        axis_name: Name of the axis.
+
+    Returns:
+        A `jax.sharding.Mesh` with one axis of type Auto.
+
+    Raises:
+        ValueError: No devices, more than exist, or one twice.
+        TypeError: Something that is neither a count nor devices.
+
+    Example:
+        >>> import jaxdp
+        >>> jaxdp.data_mesh(4).shape
+        OrderedDict({'data': 4})
+    """
+    if devices is None:
+        devices = jax.devices()
+    elif isinstance(devices, int | np.integer):
+        devices = _first(int(devices))
+    devices = list(devices)
+    strangers = [d for d in devices if not isinstance(d, jax.Device)]
+    if strangers:
+        raise TypeError(
+            f"data_mesh got {strangers[0]!r} among its devices. It takes a count or a "
+            "sequence of jax.Device: choose from jax.devices()."
+        )
+    if not devices or len(set(devices)) < len(devices):
+        raise ValueError(
+            f"data_mesh got {len(devices)} devices, {len(set(devices))} of them distinct. "
+            "It needs at least one, and each once. Choose from jax.devices()."
+        )
+    return Mesh(np.array(devices), (axis_name,), axis_types=(AxisType.Auto,))
+
+
+def check_axis(mesh: Mesh, axis_name: str, caller: str) -> None:
+    """Checks that a mesh has the axis, and no other axis.
+
+    Raises:
+        ValueError: Otherwise.
+        TypeError: `mesh` is no Mesh.
+    """
+    if not isinstance(mesh, Mesh):
+        raise TypeError(
+            f"{caller} got mesh={mesh!r}. It needs a jax.sharding.Mesh: make one with "
+            "jaxdp.data_mesh()."
+        )
+    if mesh.axis_names != (axis_name,):
+        raise ValueError(
+            f"{caller} got a mesh with axes {mesh.axis_names}. It needs exactly one axis, "
+            f"{axis_name!r}. Make the mesh with jaxdp.data_mesh(axis_name={axis_name!r}), "
+            "or pass axis_name=."
+        )
+
+
+def _first(count: int) -> list[jax.Device]:
+    """The first `count` devices."""
+    found = jax.devices()
+    if not 1 <= count <= len(found):
+        platform = found[0].platform
+        raise ValueError(
+            f"data_mesh got devices={count}, and JAX started with {len(found)} "
+            f"{platform} device(s). The count must lie between 1 and {len(found)}. For "
+            "more CPU devices, call jax.config.update('jax_num_cpu_devices', "
+            f"{max(count, 1)}) before anything uses JAX, or set JAX_NUM_CPU_DEVICES="
+            f"{max(count, 1)} (and JAX_PLATFORMS=cpu) in the environment: once JAX has "
+            "started, its device count is fixed."
+        )
+    return found[:count]

@@ -1,0 +1,204 @@
+"""The one JAX primitive of jaxdp: a collective that knows its type and its transpose.
+
+Run bare, the `ppermute` rounds of a ring would have two faults. Under `check_vma=True`
+JAX cannot infer that all devices end with the same value, so `out_specs=P()` is refused.
+And autodiff would transpose the rounds one by one, through casts to wire bits that have
+no derivative. The primitive wraps the rounds and states both facts:
+
+    collective       result          transpose (result varying)   (result replicated)
+    all_reduce       replicated      all_reduce                   the cotangent itself
+    all_gather       replicated      reduce_scatter               own chunk
+    broadcast        replicated      reduce                       the cotangent, on the root
+    reduce_scatter   varying         all_gather
+    reduce           varying         broadcast
+    gather           varying         scatter
+    scatter          varying         gather
+
+"Replicated" is a type that exists under `check_vma=True` only; there a cotangent is one
+value for all devices and nothing has to travel. Without the check every device's result
+counts as a variable of its own, as for `lax.psum`.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+
+from jaxdp import algorithms, executor
+from jaxdp.schedule import Schedule, local_rows, verify
+
+REPLICATED = frozenset({"all_reduce", "all_gather", "broadcast"})
+TRANSPOSED = {
+    "all_reduce": "all_reduce",
+    "reduce_scatter": "all_gather",
+    "all_gather": "reduce_scatter",
+    "reduce": "broadcast",
+    "broadcast": "reduce",
+    "gather": "scatter",
+    "scatter": "gather",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """A collective over one mesh axis: which kind, by which rounds.
+
+    Attributes:
+        kind: A key of `TRANSPOSED`.
+        schedule: The rounds.
+        axis_name: The mesh axis.
+        root: Rank of the root; 0 where the kind has none.
+        divisor: Sums are divided by it before they are rounded to the input's dtype.
+    """
+
+    kind: str
+    schedule: Schedule
+    axis_name: str
+    root: int = 0
+    divisor: int = 1
+
+    def __call__(self, chunks: jax.Array) -> jax.Array:
+        """Runs on `[chunks, length]`, as in `jaxdp.executor.execute`."""
+        checked = self.axis_name in _varying(lax.axis_index(self.axis_name))
+        return self._bind(chunks, checked and self.kind in REPLICATED)
+
+    def _bind(self, chunks: jax.Array, replicated: bool) -> jax.Array:
+        """Runs, and types the result as replicated or as varying."""
+        if not chunks.size:
+            return jnp.zeros((local_rows(self.schedule.ends), 0), chunks.dtype)
+        if self.axis_name not in _varying(chunks):
+            chunks = lax.pcast(chunks, self.axis_name, to="varying")
+        rounds = jax.make_jaxpr(self._rounds)(chunks)
+        return collective_p.bind(
+            chunks, collective=self, replicated=replicated, rounds=rounds
+        )
+
+    def _rounds(self, chunks: jax.Array) -> jax.Array:
+        """The explicit program: `ppermute`s and additions."""
+
+        def finish(complete):
+            if self.divisor > 1:
+                complete = complete / self.divisor
+            return complete.astype(chunks.dtype)
+
+        return executor.execute(self.schedule, chunks, self.axis_name, finish)
+
+    def transpose(self, cotangent: jax.Array, replicated: bool) -> jax.Array:
+        """Applies the transposed collective; see the table above."""
+        if self.divisor > 1:
+            cotangent = cotangent / self.divisor
+        if not replicated:
+            return self._transposed()._bind(cotangent, replicated=False)
+        cotangent = lax.pcast(cotangent, self.axis_name, to="varying")
+        rank = lax.axis_index(self.axis_name)
+        if self.kind == "all_gather":
+            return lax.dynamic_slice_in_dim(cotangent, rank, 1)
+        if self.kind == "broadcast":
+            return jnp.where(rank == self.root, cotangent, 0)
+        return cotangent
+
+    def _transposed(self) -> "Collective":
+        """The collective that carries cotangents back."""
+        kind = TRANSPOSED[self.kind]
+        if kind == self.kind:
+            schedule = self.schedule
+        else:
+            (algorithm,) = algorithms.SCHEDULES[kind]
+            devices = self.schedule.devices
+            schedule = algorithms.build(kind, algorithm, devices, self.root)
+        return Collective(kind, verify(schedule), self.axis_name, self.root)
+
+
+collective_p = Primitive("jaxdp_collective")
+
+
+@collective_p.def_abstract_eval
+def _abstract_eval(chunks, *, collective, replicated, rounds):
+    """The shape of the rounds' result; replicated values drop the axis from their type."""
+    (result,) = rounds.out_avals
+    varying = chunks.mat.varying
+    if replicated:
+        varying = varying - {collective.axis_name}
+    return result.update(manual_axis_type=chunks.mat.update(varying=varying))
+
+
+@collective_p.def_impl
+def _run(chunks, *, collective, replicated, rounds):
+    """Runs the rounds as they stand in the jaxpr."""
+    del collective, replicated
+    (result,) = jaxpr_as_fun(rounds)(chunks)
+    return result
+
+
+mlir.register_lowering(collective_p, mlir.lower_fun(_run, multiple_results=False))
+
+
+def _transpose(cotangent, chunks, *, collective, replicated, rounds):
+    """Reverse mode."""
+    del chunks, rounds
+    return [collective.transpose(cotangent, replicated)]
+
+
+ad.deflinear2(collective_p, _transpose)
+
+
+def _batch(arguments, dimensions, *, collective, **_):
+    """`vmap`: every round is elementwise along `length`, so a batch is a longer chunk."""
+    batch = jnp.moveaxis(arguments[0], dimensions[0], -1)
+    result = collective(batch.reshape(batch.shape[0], -1))
+    return result.reshape(result.shape[0], *batch.shape[1:]), 2
+
+
+batching.primitive_batchers[collective_p] = _batch
+
+
+def _varying(x: jax.Array) -> frozenset:
+    """The mesh axes along which the type of `x` says it differs between devices."""
+    return jax.typeof(x).mat.varying
+
+
+@functools.lru_cache(maxsize=1024)
+def scheduled(
+    kind: str,
+    algorithm: str | Schedule,
+    axis_name: str,
+    devices: int,
+    root: int = 0,
+    divisor: int = 1,
+) -> Collective:
+    """Builds a collective from an algorithm's name or from a schedule.
+
+    Raises:
+        ValueError: Unknown algorithm, root out of range, or a schedule that is for
+            another number of devices or does not do what `kind` promises.
+    """
+    if isinstance(algorithm, Schedule):
+        (standard, *_) = algorithms.SCHEDULES[kind]
+        promised = algorithms.build(kind, standard, devices, root)
+        schedule = _check_promise(kind, algorithm, promised)
+    else:
+        schedule = algorithms.build(kind, algorithm, devices, root)
+    return Collective(kind, verify(schedule), axis_name, root, divisor)
+
+
+def _check_promise(kind: str, given: Schedule, promised: Schedule) -> Schedule:
+    """Checks that a user's schedule does what `kind` promises."""
+
+    def placement(schedule):
+        starts, ends = schedule.starts, schedule.ends
+        if len({*promised.starts}) == len({*promised.ends}) == 1:
+            starts, ends = {*starts}, {*ends}  # any number of chunks will do
+        return schedule.devices, starts, ends
+
+    if placement(given) != placement(promised):
+        raise ValueError(
+            f"{kind} got the schedule {given.name} for {given.devices} devices, which "
+            f"starts on {given.starts} and ends on {given.ends}. On this axis it must run "
+            f"on {promised.devices} devices, start on {promised.starts} and end on "
+            f"{promised.ends}. Build it for this axis, or call the collective it is for."
+        )
+    return given
