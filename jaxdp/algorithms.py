@@ -4,8 +4,8 @@ Legend: `N` devices in a circle or around a root, `K` bytes in the whole buffer.
 arithmetic on devices and chunks is modulo `N`.
 
 The ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-workstations", JPDC 2009, section 3) cuts the buffer into N chunks; every device sends to
-its right-hand neighbour only. N = 4, reduce-scatter, chunk sent by each device:
+workstations", JPDC 2009, section 3) cuts the buffer into N chunks; every device sends
+to its right-hand neighbour only. N = 4, reduce-scatter, chunk sent by each device:
 
     round   device 0   device 1   device 2   device 3
       0        3          0          1          2
@@ -13,8 +13,8 @@ its right-hand neighbour only. N = 4, reduce-scatter, chunk sent by each device:
       2        1          2          3          0
     owns       0          1          2          3      (complete after the last round)
 
-The star is `nn.DataParallel`'s pattern and the simplest parameter server: everything goes
-through one root, whose link carries (N - 1) K in and (N - 1) K out.
+The star is `nn.DataParallel`'s pattern and the simplest parameter server: everything
+goes through one root, whose link carries (N - 1) K in and (N - 1) K out.
 """
 
 import functools
@@ -155,8 +155,8 @@ def build(collective: str, algorithm: str, devices: int, root: int = 0) -> Sched
         raise ValueError(f"{collective} got {devices} devices. It needs at least 1.")
     if not 0 <= root < devices:
         raise ValueError(
-            f"{collective} got root={root} on {devices} devices. The root is a rank from "
-            f"0 to {devices - 1}: choose one of those."
+            f"{collective} got root={root} on {devices} devices. The root is a rank "
+            f"from 0 to {devices - 1}: choose one of those."
         )
     if collective in ("all_reduce", "reduce_scatter", "all_gather"):
         return choices[algorithm](devices)

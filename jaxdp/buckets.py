@@ -25,7 +25,7 @@ def is_movable(leaf: Any) -> bool:
 
 
 def is_summable(leaf: Any) -> bool:
-    """Whether a leaf is differentiable, so that its sum is meant: floats and complex."""
+    """Whether a leaf is differentiable, so that its sum is meant: float or complex."""
     if not is_movable(leaf) or is_key(leaf):
         return False
     return jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
@@ -51,8 +51,8 @@ def assign(
 ) -> list[list[int]]:
     """Assigns the summable leaves to buckets of at most `bucket_cap_mb` MiB.
 
-    A bucket holds one dtype and takes leaves in order until the next would pass the cap; a
-    leaf larger than the cap stands alone.
+    A bucket holds one dtype and takes leaves in order until the next would pass the
+    cap; a leaf larger than the cap stands alone.
 
     Args:
         leaves: Arrays, or anything with `shape` and `dtype`.

@@ -1,19 +1,19 @@
 """Collectives over pytrees, for use inside `shard_map` and `pmap`.
 
-`N` is the number of devices on the axis, `K` the bytes of the tree. Every call packs the
-leaves of one dtype into one flat buffer, cuts it into chunks and moves those by explicit
-`ppermute` rounds (`jaxdp.algorithms`). JAX's own counterparts: `lax.psum`,
+`N` is the number of devices on the axis, `K` the bytes of the tree. Every call packs
+the leaves of one dtype into one flat buffer, cuts it into chunks and moves those by
+explicit `ppermute` rounds (`jaxdp.algorithms`). JAX's own counterparts: `lax.psum`,
 `lax.psum_scatter`, `lax.all_gather`; the rest has none.
 
 Sums are made in float32 or wider, whatever the leaves' dtype, and rounded once. Summing
 collectives leave integer, bool, key, `float0` and `None` leaves untouched; moving ones
-move integers, bools and keys as they are. All are linear, and differentiate so in forward
-and reverse mode, with `check_vma` on and off. With it on, what every device ends with
-alike (`all_reduce`, `all_gather`, `broadcast`) is typed as replicated, so `out_specs=P()`
-is accepted.
+move integers, bools and keys as they are. All are linear, and differentiate so in
+forward and reverse mode, with `check_vma` on and off. With it on, what every device
+ends with alike (`all_reduce`, `all_gather`, `broadcast`) is typed as replicated, so
+`out_specs=P()` is accepted.
 
-Errors raised by all: ValueError for an unknown algorithm or axis, a root that is no rank,
-or a call outside `shard_map` and `pmap`.
+Errors raised by all: ValueError for an unknown algorithm or axis, a root that is no
+rank, or a call outside `shard_map` and `pmap`.
 """
 
 import functools
@@ -42,8 +42,8 @@ def all_reduce(
 ) -> PyTree:
     """Sums every leaf over the devices; all end with the same bits.
 
-    Devices: before, each holds its own tree; after, all hold the sum. A ring reduces each
-    chunk on one device and then spreads it, so replicas cannot drift apart.
+    Devices: before, each holds its own tree; after, all hold the sum. A ring reduces
+    each chunk on one device and then spreads it, so replicas cannot drift apart.
 
     Cost: ring, 2 (N - 1) rounds, 2 (N - 1) K / N bytes sent per device (K padded to a
     multiple of N elements); star, 2 rounds, (N - 1) K bytes in and out of the root. Of
@@ -130,8 +130,8 @@ def reduce_scatter(
 ) -> PyTree:
     """Sums every leaf and leaves each device its shard of the sum.
 
-    Every leaf is flattened and padded with zeros to N equal chunks; rank r keeps chunk r.
-    `all_gather(shards, axis_name, like=tree)` puts the leaves together again.
+    Every leaf is flattened and padded with zeros to N equal chunks; rank r keeps chunk
+    r. `all_gather(shards, axis_name, like=tree)` puts the leaves together again.
 
     Cost: ring, N - 1 rounds, (N - 1) K / N bytes sent per device.
 
@@ -142,8 +142,8 @@ def reduce_scatter(
         mean: Divides by N.
 
     Returns:
-        A leaf of `size` elements becomes `[ceil(size / N)]`, of the same dtype; varying.
-        Leaves that are not summed come back whole.
+        A leaf of `size` elements becomes `[ceil(size / N)]`, of the same dtype;
+        varying. Leaves that are not summed come back whole.
     """
     size = _axis_size("reduce_scatter", axis_name)
     divisor = size if mean else 1
@@ -178,7 +178,8 @@ def all_gather(
         shape of the leaf of `like`. Replicated.
 
     Raises:
-        ValueError: `like` has another structure, or a leaf that these shards do not fill.
+        ValueError: `like` has another structure, or a leaf that these shards do not
+            fill.
     """
     size = _axis_size("all_gather", axis_name)
     collective = scheduled("all_gather", algorithm, axis_name, size)
@@ -254,16 +255,17 @@ def _axis_size(caller: str, axis_name: Hashable) -> int:
     """
     if isinstance(axis_name, tuple | list) or axis_name is None:
         raise TypeError(
-            f"{caller} got axis_name={axis_name!r}. It must be the name of one mesh axis, "
-            "such as 'data'. To reduce over several axes, call it once per axis."
+            f"{caller} got axis_name={axis_name!r}. It must be the name of one mesh "
+            "axis, such as 'data'. To reduce over several axes, call it once per "
+            "axis."
         )
     try:
         return lax.axis_size(axis_name)
     except NameError:
         raise ValueError(
             f"{caller} got axis_name={axis_name!r}, and no axis of this name is bound "
-            "where it was called. It must run inside jax.shard_map or jax.pmap over that "
-            "axis. Call it there, with the axis name of that mesh or pmap."
+            "where it was called. It must run inside jax.shard_map or jax.pmap over "
+            "that axis. Call it there, with the axis name of that mesh or pmap."
         ) from None
 
 
@@ -325,10 +327,10 @@ def _unpadded(size: int, shard: Any, gathered: Any, like: Any) -> Any:
         return gathered
     if shard.size != math.ceil(like.size / size):
         raise ValueError(
-            f"all_gather got a shard of {shard.size} elements for a leaf of `like` of shape "
-            f"{like.shape}. Its shards have ceil({like.size} / {size}) = "
-            f"{math.ceil(like.size / size)} elements. Pass as `like` the tree that was "
-            "given to reduce_scatter."
+            f"all_gather got a shard of {shard.size} elements for a leaf of `like` of "
+            f"shape {like.shape}. Its shards have ceil({like.size} / {size}) = "
+            f"{math.ceil(like.size / size)} elements. Pass as `like` the tree that "
+            "was given to reduce_scatter."
         )
     return gathered.reshape(-1)[: like.size].reshape(like.shape)
 

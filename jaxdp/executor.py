@@ -1,16 +1,17 @@
 """Runs a schedule inside `shard_map` or `pmap`: one `ppermute` per transfer.
 
-All devices run one program, so "the chunk this device sends now" is a table looked up by
-rank. Python follows, per device and chunk, where the value lives: still in the input, or
-in the array that an earlier transfer produced. So a chunk that was just received is sent
-on without being stored and sliced again, and the output is written once, at the end.
+All devices run one program, so "the chunk this device sends now" is a table looked up
+by rank. Python follows, per device and chunk, where the value lives: still in the
+input, or in the array that an earlier transfer produced. So a chunk that was just
+received is sent on without being stored and sliced again, and the output is written
+once, at the end.
 
 What travels: a device's own contribution in its own dtype, a partial sum in the
-accumulation dtype (float32 or wider), a complete chunk in the output dtype. bfloat16 and
-narrower floats travel as bits, because XLA on CPU would widen them to float32.
+accumulation dtype (float32 or wider), a complete chunk in the output dtype. bfloat16
+and narrower floats travel as bits, because XLA on CPU would widen them to float32.
 
-Why this way: writing every arrival into the output by `dynamic_update_slice` cost a copy
-of the whole buffer (N = 2, 16 MiB, forced CPU devices: 8.4 ms against 6.1 ms).
+Why this way: writing every arrival into the output by `dynamic_update_slice` cost a
+copy of the whole buffer (N = 2, 16 MiB, forced CPU devices: 8.4 ms against 6.1 ms).
 """
 
 import dataclasses
@@ -49,8 +50,8 @@ def execute(
             complete: a division, a cast.
 
     Returns:
-        `[jaxdp.schedule.local_rows(schedule.ends), length]`: what `schedule.ends` places
-        on this device, zeros elsewhere.
+        `[jaxdp.schedule.local_rows(schedule.ends), length]`: what `schedule.ends`
+        places on this device, zeros elsewhere.
     """
     run = _Execution(schedule, chunks, axis_name, finish)
     for round_ in schedule.rounds:
@@ -60,7 +61,7 @@ def execute(
 
 @dataclasses.dataclass
 class _Value:
-    """An array that holds chunks: `[rows, length]`, the input or one transfer's result."""
+    """An array of chunks, `[rows, length]`: the input, or what one transfer made."""
 
     array: jax.Array
     finished: jax.Array | None = None  # its complete chunks, after `finish`
@@ -69,8 +70,8 @@ class _Value:
 class _Execution:
     """Where every chunk lives while a schedule runs.
 
-    `location[device, chunk]` indexes `values`; 0 is the input. `held` is what that chunk
-    sums up, as in `jaxdp.schedule.holdings`.
+    `location[device, chunk]` indexes `values`; 0 is the input. `held` is what that
+    chunk sums up, as in `jaxdp.schedule.holdings`.
     """
 
     def __init__(self, schedule, chunks, axis_name, finish):
@@ -112,7 +113,7 @@ class _Execution:
         return self._read(rows, finished=True, zeros=True)
 
     def _send(self, transfer: Transfer) -> jax.Array:
-        """Moves `[1, length]` along the pairs; zeros arrive at devices that are no target."""
+        """Moves `[1, length]` along the pairs; devices that are no target get zeros."""
         sources = {source: chunk for source, _, chunk in transfer}
         complete = self._are_complete(sources, self.held)
         value = self._read([sources], finished=complete)

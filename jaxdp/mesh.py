@@ -45,8 +45,9 @@ def data_mesh(
         )
     if not devices or len(set(devices)) < len(devices):
         raise ValueError(
-            f"data_mesh got {len(devices)} devices, {len(set(devices))} of them distinct. "
-            "It needs at least one, and each once. Choose from jax.devices()."
+            f"data_mesh got {len(devices)} devices, {len(set(devices))} of them "
+            "distinct. It needs at least one, and each once. Choose from "
+            "jax.devices()."
         )
     return Mesh(np.array(devices), (axis_name,), axis_types=(AxisType.Auto,))
 
@@ -65,9 +66,9 @@ def check_axis(mesh: Mesh, axis_name: str, caller: str) -> None:
         )
     if mesh.axis_names != (axis_name,):
         raise ValueError(
-            f"{caller} got a mesh with axes {mesh.axis_names}. It needs exactly one axis, "
-            f"{axis_name!r}. Make the mesh with jaxdp.data_mesh(axis_name={axis_name!r}), "
-            "or pass axis_name=."
+            f"{caller} got a mesh with axes {mesh.axis_names}. It needs exactly one "
+            f"axis, {axis_name!r}. Make the mesh with "
+            f"jaxdp.data_mesh(axis_name={axis_name!r}), or pass axis_name=."
         )
 
 

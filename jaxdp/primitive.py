@@ -1,18 +1,18 @@
 """The one JAX primitive of jaxdp: a collective that knows its type and its transpose.
 
 Run bare, the `ppermute` rounds of a ring would have two faults. Under `check_vma=True`
-JAX cannot infer that all devices end with the same value, so `out_specs=P()` is refused.
-And autodiff would transpose the rounds one by one, through casts to wire bits that have
-no derivative. The primitive wraps the rounds and states both facts:
+JAX cannot infer that all devices end with the same value, so `out_specs=P()` is
+refused. And autodiff would transpose the rounds one by one, through casts to wire bits
+that have no derivative. The primitive wraps the rounds and states both facts:
 
-    collective       result          transpose (result varying)   (result replicated)
-    all_reduce       replicated      all_reduce                   the cotangent itself
-    all_gather       replicated      reduce_scatter               own chunk
-    broadcast        replicated      reduce                       the cotangent, on the root
-    reduce_scatter   varying         all_gather
-    reduce           varying         broadcast
-    gather           varying         scatter
-    scatter          varying         gather
+    collective       result       transpose: result varying   result replicated
+    all_reduce       replicated   all_reduce                  the cotangent itself
+    all_gather       replicated   reduce_scatter              own chunk
+    broadcast        replicated   reduce                      the cotangent, on the root
+    reduce_scatter   varying      all_gather
+    reduce           varying      broadcast
+    gather           varying      scatter
+    scatter          varying      gather
 
 "Replicated" is a type that exists under `check_vma=True` only; there a cotangent is one
 value for all devices and nothing has to travel. Without the check every device's result
@@ -118,7 +118,7 @@ collective_p = Primitive("jaxdp_collective")
 
 @collective_p.def_abstract_eval
 def _abstract_eval(chunks, *, collective, replicated, rounds):
-    """The shape of the rounds' result; replicated values drop the axis from their type."""
+    """The type of the rounds' result; replicated values drop the axis from it."""
     (result,) = rounds.out_avals
     varying = chunks.mat.varying
     if replicated:
@@ -147,7 +147,7 @@ ad.deflinear2(collective_p, _transpose)
 
 
 def _batch(arguments, dimensions, *, collective, **_):
-    """`vmap`: every round is elementwise along `length`, so a batch is a longer chunk."""
+    """`vmap`: rounds are elementwise along `length`, so a batch is a longer chunk."""
     batch = jnp.moveaxis(arguments[0], dimensions[0], -1)
     result = collective(batch.reshape(batch.shape[0], -1))
     return result.reshape(result.shape[0], *batch.shape[1:]), 2
@@ -197,8 +197,9 @@ def _check_promise(kind: str, given: Schedule, promised: Schedule) -> Schedule:
     if placement(given) != placement(promised):
         raise ValueError(
             f"{kind} got the schedule {given.name} for {given.devices} devices, which "
-            f"starts on {given.starts} and ends on {given.ends}. On this axis it must run "
-            f"on {promised.devices} devices, start on {promised.starts} and end on "
-            f"{promised.ends}. Build it for this axis, or call the collective it is for."
+            f"starts on {given.starts} and ends on {given.ends}. On this axis it must "
+            f"run on {promised.devices} devices, start on {promised.starts} and end "
+            f"on {promised.ends}. Build it for this axis, or call the collective it "
+            "is for."
         )
     return given

@@ -1,13 +1,14 @@
 """A collective algorithm as data: who sends which chunk to whom, round by round.
 
 A buffer is cut into `chunks` equal chunks. A `Schedule` lists `Round`s; a round lists
-`Transfer`s that run at the same time; a transfer is one `jax.lax.ppermute`: every source
-sends one chunk, and the target adds it to the chunk it holds or replaces that. Every
-reader (executor, simulator, verifier, cost model, drawer) works on this data alone.
+`Transfer`s that run at the same time; a transfer is one `jax.lax.ppermute`: every
+source sends one chunk, and the target adds it to the chunk it holds or replaces that.
+Every reader (executor, simulator, verifier, cost model, drawer) works on this data
+alone.
 
-One sentence defines every collective. Chunk `c` starts as one contribution on each device
-of `starts[c]` and must end, as the sum of exactly those contributions, on each device of
-`ends[c]`:
+One sentence defines every collective. Chunk `c` starts as one contribution on each
+device of `starts[c]` and must end, as the sum of exactly those contributions, on each
+device of `ends[c]`:
 
     collective       starts[c]      ends[c]
     all_reduce       all devices    all devices
@@ -74,9 +75,9 @@ class Schedule:
         if (self.devices, self.ends) != (following.devices, following.starts):
             raise ValueError(
                 f"{self.name}.then got {following.name}, which starts on "
-                f"{following.starts} of {following.devices} devices. It must start where "
-                f"{self.name} ends: {self.ends} of {self.devices} devices. Build both "
-                "for the same devices, chunks and root."
+                f"{following.starts} of {following.devices} devices. It must start "
+                f"where {self.name} ends: {self.ends} of {self.devices} devices. "
+                "Build both for the same devices, chunks and root."
             )
         rounds = self.rounds + following.rounds
         return dataclasses.replace(self, name=name, ends=following.ends, rounds=rounds)
@@ -134,8 +135,8 @@ def verify(schedule: Schedule) -> Schedule:
         if len(getattr(schedule, name)) != schedule.chunks:
             raise ValueError(
                 f"{schedule.name} has {schedule.chunks} chunks but places "
-                f"{len(getattr(schedule, name))} in `{name}`. Give one tuple of devices "
-                "per chunk."
+                f"{len(getattr(schedule, name))} in `{name}`. Give one tuple of "
+                "devices per chunk."
             )
     *_, held = holdings(schedule)
     for chunk, (starts, ends) in enumerate(
@@ -145,16 +146,17 @@ def verify(schedule: Schedule) -> Schedule:
             lacking = sorted(set(starts) - held[device][chunk])
             if lacking:
                 raise ValueError(
-                    f"{schedule.name}: after the last round ({len(schedule.rounds)} in "
-                    f"all) device {device} lacks the contributions of devices {lacking} "
-                    f"to chunk {chunk}; it must hold those of {sorted(starts)}. Add "
-                    "transfers that bring them, or remove the one that overwrote them."
+                    f"{schedule.name}: after the last round ({len(schedule.rounds)} "
+                    f"in all) device {device} lacks the contributions of devices "
+                    f"{lacking} to chunk {chunk}; it must hold those of "
+                    f"{sorted(starts)}. Add transfers that bring them, or remove the "
+                    "one that overwrote them."
                 )
     return schedule
 
 
 def simulate(schedule: Schedule, contributions: np.ndarray) -> Iterator[np.ndarray]:
-    """Runs a schedule in NumPy: the reference semantics and the exact order of additions.
+    """Runs a schedule in NumPy: the reference semantics, in the order of additions.
 
     Args:
         schedule: The schedule to run.
@@ -185,8 +187,8 @@ def _check_transfer(schedule: Schedule, transfer: Transfer, where: str) -> None:
         problem = f"op {transfer.op!r}; it must be 'add' or 'replace'"
     elif not transfer.pairs or len(transfer.pairs) != len(transfer.chunks):
         problem = (
-            f"{len(transfer.pairs)} pairs and {len(transfer.chunks)} chunks; it needs one "
-            "chunk per pair and at least one pair"
+            f"{len(transfer.pairs)} pairs and {len(transfer.chunks)} chunks; it needs "
+            "one chunk per pair and at least one pair"
         )
     elif any(not 0 <= d < schedule.devices for d in sources + targets):
         problem = (
@@ -219,23 +221,23 @@ def _check_sent(
     for source, _, chunk in transfer:
         if not before[source][chunk]:
             raise ValueError(
-                f"{where}: device {source} sends chunk {chunk}, which it does not hold. "
-                "A device can send what it started with or received in an earlier "
-                "round: reorder the rounds or change the chunk."
+                f"{where}: device {source} sends chunk {chunk}, which it does not "
+                "hold. A device can send what it started with or received in an "
+                "earlier round: reorder the rounds or change the chunk."
             )
         complete.add(before[source][chunk] == set(schedule.starts[chunk]))
     if len(complete) > 1:
         raise ValueError(
-            f"{where}: the transfer {transfer.pairs} mixes complete chunks with partial "
-            "sums, which may travel in different dtypes. Split it into two transfers of "
-            "the same round."
+            f"{where}: the transfer {transfer.pairs} mixes complete chunks with "
+            "partial sums, which may travel in different dtypes. Split it into two "
+            "transfers of the same round."
         )
 
 
 def _check_added(
     held: frozenset[int], sent: frozenset[int], target: int, chunk: int, where: str
 ) -> None:
-    """Checks that an addition counts no contribution twice and has something to add to."""
+    """Checks that an addition counts nothing twice and has something to add to."""
     if held & sent:
         raise ValueError(
             f"{where}: device {target} would count the contributions of devices "
@@ -245,6 +247,6 @@ def _check_added(
         )
     if not held:
         raise ValueError(
-            f"{where}: device {target} adds to chunk {chunk}, of which it holds nothing. "
-            "Use op='replace'."
+            f"{where}: device {target} adds to chunk {chunk}, of which it holds "
+            "nothing. Use op='replace'."
         )
