@@ -27,6 +27,8 @@ from jaxdp.schedule import Schedule, Transfer
 
 def accumulation_dtype(dtype) -> np.dtype:
     """The dtype that sums of `dtype` are made in: float32 or wider."""
+    if jnp.dtype(dtype).itemsize < 4:  # JAX promotes no 8-bit float by itself
+        return jnp.dtype(jnp.float32)
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -153,7 +155,7 @@ class _Execution:
 
     def _take(self, arrays: list[jax.Array], table: np.ndarray) -> jax.Array:
         """Takes rows `table[rank]` of the concatenated arrays."""
-        dtype = jnp.result_type(*arrays)
+        dtype = max((a.dtype for a in arrays), key=lambda dtype: dtype.itemsize)
         array = arrays[0]
         if len(arrays) > 1:
             array = jnp.concatenate([a.astype(dtype) for a in arrays])

@@ -52,24 +52,37 @@ def data_mesh(
     return Mesh(np.array(devices), (axis_name,), axis_types=(AxisType.Auto,))
 
 
-def check_axis(mesh: Mesh, axis_name: str, caller: str) -> None:
-    """Checks that a mesh has the axis, and no other axis.
+def auto_mesh(mesh: Mesh, axis_name: str | None, caller: str) -> Mesh:
+    """The same devices and axis, with the axis of type Auto.
+
+    Meshes from `jax.make_mesh` have Explicit axes, which would make `shard_map` refuse
+    plain arrays.
+
+    Args:
+        mesh: A mesh with one axis.
+        axis_name: The axis it must have; None takes any.
+        caller: Whom errors speak for.
 
     Raises:
-        ValueError: Otherwise.
+        ValueError: The mesh has another axis, or several.
         TypeError: `mesh` is no Mesh.
     """
     if not isinstance(mesh, Mesh):
         raise TypeError(
-            f"{caller} got mesh={mesh!r}. It needs a jax.sharding.Mesh: make one with "
+            f"{caller} got mesh={mesh!r}. It needs a jax.sharding.Mesh. Make one with "
             "jaxdp.data_mesh()."
         )
-    if mesh.axis_names != (axis_name,):
-        raise ValueError(
-            f"{caller} got a mesh with axes {mesh.axis_names}. It needs exactly one "
-            f"axis, {axis_name!r}. Make the mesh with "
-            f"jaxdp.data_mesh(axis_name={axis_name!r}), or pass axis_name=."
+    wanted = mesh.axis_names[:1] if axis_name is None else (axis_name,)
+    if mesh.axis_names != wanted or not wanted:
+        named = (
+            "one axis" if axis_name is None else f"the axis {axis_name!r} and no other"
         )
+        raise ValueError(
+            f"{caller} got a mesh with axes {mesh.axis_names}. It needs exactly "
+            f"{named}. Make the mesh with jaxdp.data_mesh(axis_name=...), or pass the "
+            "axis_name that it has."
+        )
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,))
 
 
 def _first(count: int) -> list[jax.Device]:

@@ -52,7 +52,7 @@ class Collective:
         schedule: The rounds.
         axis_name: The mesh axis.
         root: Rank of the root; 0 where the kind has none.
-        divisor: Sums are divided by it before they are rounded to the input's dtype.
+        divisor: Results are divided by it before they are rounded to the input's dtype.
     """
 
     kind: str
@@ -63,14 +63,14 @@ class Collective:
 
     def __call__(self, chunks: jax.Array) -> jax.Array:
         """Runs on `[chunks, length]`, as in `jaxdp.executor.execute`."""
-        checked = self.axis_name in _varying(lax.axis_index(self.axis_name))
+        checked = self.axis_name in varying_axes(lax.axis_index(self.axis_name))
         return self._bind(chunks, checked and self.kind in REPLICATED)
 
     def _bind(self, chunks: jax.Array, replicated: bool) -> jax.Array:
         """Runs, and types the result as replicated or as varying."""
         if not chunks.size:
             return jnp.zeros((local_rows(self.schedule.ends), 0), chunks.dtype)
-        if self.axis_name not in _varying(chunks):
+        if self.axis_name not in varying_axes(chunks):
             chunks = lax.pcast(chunks, self.axis_name, to="varying")
         rounds = jax.make_jaxpr(self._rounds)(chunks)
         return collective_p.bind(
@@ -89,10 +89,13 @@ class Collective:
 
     def transpose(self, cotangent: jax.Array, replicated: bool) -> jax.Array:
         """Applies the transposed collective; see the table above."""
+        if not replicated:
+            transposed = self._transposed()
+            rows = local_rows(transposed.schedule.starts)
+            result = transposed._bind(cotangent.reshape(rows, -1), replicated=False)
+            return result.reshape(local_rows(self.schedule.starts), -1)
         if self.divisor > 1:
             cotangent = cotangent / self.divisor
-        if not replicated:
-            return self._transposed()._bind(cotangent, replicated=False)
         cotangent = lax.pcast(cotangent, self.axis_name, to="varying")
         rank = lax.axis_index(self.axis_name)
         if self.kind == "all_gather":
@@ -110,7 +113,7 @@ class Collective:
             (algorithm,) = algorithms.SCHEDULES[kind]
             devices = self.schedule.devices
             schedule = algorithms.build(kind, algorithm, devices, self.root)
-        return Collective(kind, verify(schedule), self.axis_name, self.root)
+        return dataclasses.replace(self, kind=kind, schedule=verify(schedule))
 
 
 collective_p = Primitive("jaxdp_collective")
@@ -146,17 +149,18 @@ def _transpose(cotangent, chunks, *, collective, replicated, rounds):
 ad.deflinear2(collective_p, _transpose)
 
 
-def _batch(arguments, dimensions, *, collective, **_):
+def _batch(arguments, dimensions, *, collective, replicated, rounds):
     """`vmap`: rounds are elementwise along `length`, so a batch is a longer chunk."""
+    del rounds
     batch = jnp.moveaxis(arguments[0], dimensions[0], -1)
-    result = collective(batch.reshape(batch.shape[0], -1))
+    result = collective._bind(batch.reshape(batch.shape[0], -1), replicated)
     return result.reshape(result.shape[0], *batch.shape[1:]), 2
 
 
 batching.primitive_batchers[collective_p] = _batch
 
 
-def _varying(x: jax.Array) -> frozenset:
+def varying_axes(x: jax.Array) -> frozenset:
     """The mesh axes along which the type of `x` says it differs between devices."""
     return jax.typeof(x).mat.varying
 
@@ -190,7 +194,7 @@ def _check_promise(kind: str, given: Schedule, promised: Schedule) -> Schedule:
 
     def placement(schedule):
         starts, ends = schedule.starts, schedule.ends
-        if len({*promised.starts}) == len({*promised.ends}) == 1:
+        if kind in ("all_reduce", "reduce", "broadcast"):
             starts, ends = {*starts}, {*ends}  # any number of chunks will do
         return schedule.devices, starts, ends
 

@@ -132,11 +132,17 @@ def verify(schedule: Schedule) -> Schedule:
         ValueError: Names the round, the device, the chunk and the contribution.
     """
     for name in ("starts", "ends"):
-        if len(getattr(schedule, name)) != schedule.chunks:
+        placement = getattr(schedule, name)
+        if len(placement) != schedule.chunks:
             raise ValueError(
                 f"{schedule.name} has {schedule.chunks} chunks but places "
-                f"{len(getattr(schedule, name))} in `{name}`. Give one tuple of "
-                "devices per chunk."
+                f"{len(placement)} in `{name}`. Give one tuple of devices per chunk."
+            )
+        strangers = {d for ds in placement for d in ds} - {*range(schedule.devices)}
+        if strangers:
+            raise ValueError(
+                f"{schedule.name} places chunks on devices {sorted(strangers)} in "
+                f"`{name}`; devices run from 0 to {schedule.devices - 1}. Choose those."
             )
     *_, held = holdings(schedule)
     for chunk, (starts, ends) in enumerate(

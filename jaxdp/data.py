@@ -1,0 +1,139 @@
+"""Batches: split along axis 0 over the devices of a mesh."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxdp.mesh import auto_mesh
+
+PyTree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PaddedBatch:
+    """A batch with a mask of its real rows; `loss_fn` receives the mask as `mask=`.
+
+    Attributes:
+        batch: Pytree of arrays `[rows, ...]`.
+        mask: `[rows]`, bool, False for rows that only pad.
+    """
+
+    batch: PyTree
+    mask: jax.Array
+
+
+def shard_batch(
+    batch: PyTree,
+    mesh: Mesh,
+    remainder: Literal["error", "pad", "drop"] = "error",
+    *,
+    axis_name: str | None = None,
+) -> PyTree:
+    """Splits a batch along axis 0: rank r gets the r-th of N equal slices.
+
+    Args:
+        batch: Pytree of host or device arrays `[rows, ...]`; arrays on other devices or
+            meshes are moved.
+        mesh: The mesh, with `N` devices.
+        remainder: What to do if N does not divide the rows. `"error"` refuses. `"drop"`
+            leaves out the last rows. `"pad"` repeats the last rows (copies of real
+            rows, since a masked NaN is still a NaN in the gradient) and returns a
+            `PaddedBatch`, always, so that whole and padded batches train with one loss
+            function.
+        axis_name: The mesh axis; None takes the mesh's only axis.
+
+    Returns:
+        The tree as `jax.Array`s, sharded over the mesh; for `"pad"`, a `PaddedBatch`.
+
+    Raises:
+        ValueError: No arrays or no rows, leaves of different length, rows that N does
+            not divide, or an unknown `remainder`.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxdp
+        >>> mesh = jaxdp.data_mesh(4)
+        >>> padded = jaxdp.shard_batch(jnp.arange(6.0), mesh, remainder="pad")
+        >>> print(padded.batch, padded.mask.sum())
+        [0. 1. 2. 3. 4. 5. 4. 5.] 6
+    """
+    mesh = auto_mesh(mesh, axis_name, "shard_batch")
+    devices = mesh.size
+    rows = _common_length(batch)
+    if remainder == "pad":
+        padded_rows = -(-rows // devices) * devices
+        batch = jax.tree.map(lambda leaf: _pad(leaf, padded_rows), batch)
+        batch = PaddedBatch(batch, np.arange(padded_rows) < rows)
+    elif remainder == "drop" and rows >= devices:
+        kept = rows // devices * devices
+        batch = jax.tree.map(lambda leaf: leaf[:kept], batch)
+    elif rows % devices:
+        raise ValueError(_indivisible(rows, devices, remainder))
+    elif remainder not in ("error", "drop"):
+        raise ValueError(
+            f"shard_batch got remainder={remainder!r}. It must be 'error', 'pad' or "
+            "'drop'."
+        )
+    return jax.device_put(batch, NamedSharding(mesh, P(*mesh.axis_names)))
+
+
+def _common_length(batch: PyTree) -> int:
+    """The number of rows that all leaves share."""
+    leaves = jax.tree_util.tree_leaves_with_path(batch)
+    lengths = {
+        jax.tree_util.keystr(path) or "the batch": (np.shape(leaf) or (None,))[0]
+        for path, leaf in leaves
+    }
+    listed = ", ".join(f"{path}: {n} rows" for path, n in lengths.items())
+    if None in lengths.values():
+        scalars = [path for path, n in lengths.items() if n is None]
+        raise ValueError(
+            f"shard_batch got leaves without axes: {', '.join(scalars)}. Every leaf "
+            "is split along axis 0, so it needs one. Give arrays of shape [rows, "
+            "...], and bind constants into loss_fn instead."
+        )
+    if len(set(lengths.values())) > 1:
+        raise ValueError(
+            f"shard_batch got leaves of different length: {listed}. All are split "
+            "along axis 0 and must have equally many rows. Give every leaf one entry "
+            "per row."
+        )
+    if not leaves or not (rows := next(iter(lengths.values()))):
+        raise ValueError(
+            f"shard_batch got an empty batch ({listed or 'no arrays'}). A step needs "
+            "at least one row. Skip this batch."
+        )
+    return rows
+
+
+def _pad(leaf: Any, rows: int) -> Any:
+    """Extends to `rows` rows by repeating rows, cyclically, from the end."""
+    missing = rows - leaf.shape[0]
+    if not missing:
+        return leaf
+    xp = jnp if isinstance(leaf, jax.Array) else np
+    last = max(leaf.shape[0] - missing, 0) + np.arange(missing) % leaf.shape[0]
+    return xp.concatenate([leaf, leaf[last]])
+
+
+def _indivisible(rows: int, devices: int, remainder: str) -> str:
+    """The message for rows that cannot be split evenly."""
+    whole, rest = divmod(rows, devices)
+    up = (whole + 1) * devices
+    remedies = f"remainder='pad' (pads to {up} rows, and loss_fn receives a mask)"
+    if whole:
+        remedies += f", remainder='drop' (keeps {whole * devices} rows)"
+        sizes = f"{whole * devices} or {up}"
+    else:
+        sizes = f"{up}"
+    return (
+        f"shard_batch got a batch of {rows} rows for {devices} devices with "
+        f"remainder={remainder!r}. Every device takes equally many rows, and {rows} = "
+        f"{devices} x {whole} + {rest}. Use {remedies}, or a batch size that {devices} "
+        f"divides, such as {sizes}."
+    )

@@ -1,0 +1,122 @@
+"""What a chunk-by-chunk figure shows, as data: lines of panels of cells and arrows.
+
+A panel is one moment: what every device holds of every chunk, and what it sends next.
+A line is one phase of the schedule, rounds that only add or only replace, and ends with
+the panel that the phase leads to.
+"""
+
+import collections
+import dataclasses
+import itertools
+
+from jaxdp.schedule import Holdings, Round, Schedule, Transfer, holdings
+
+PHASES = {"add": "Send and add", "replace": "Send and replace", "mixed": "Send"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """What one device holds of one chunk.
+
+    Attributes:
+        device: The device.
+        chunk: The chunk.
+        held: Devices whose contributions are summed in it.
+        share: Part of all contributions: 0 holds nothing, 1 is complete.
+    """
+
+    device: int
+    chunk: int
+    held: frozenset[int]
+    share: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrow:
+    """A chunk on its way; `wraps` marks the pair that closes a ring."""
+
+    source: int
+    target: int
+    chunk: int
+    wraps: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One moment: what is held, and what the next round sends."""
+
+    title: str
+    cells: tuple[Cell, ...]
+    arrows: tuple[Arrow, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """The panels of one phase."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def lines(schedule: Schedule) -> tuple[Line, ...]:
+    """Lays a schedule out.
+
+    Raises:
+        ValueError: The schedule is malformed; see `jaxdp.schedule.holdings`.
+    """
+    moments = [_cells(schedule, held) for held in holdings(schedule)]
+    if not schedule.rounds:
+        return (Line("Nothing to send", (Panel("Start and end", moments[0]),)),)
+    result = []
+    rounds = enumerate(schedule.rounds)
+    for phase, numbered in itertools.groupby(rounds, lambda item: _phase(item[1])):
+        panels = [
+            Panel(f"Round {index}", moments[index], _arrows(round_, schedule.devices))
+            for index, round_ in numbered
+        ]
+        done = sum(len(line.panels) - 1 for line in result) + len(panels)
+        panels.append(Panel(f"After round {done - 1}", moments[done]))
+        title = f"{PHASES[phase]}, until {_outcome(moments[done], schedule.chunks)}"
+        result.append(Line(title, tuple(panels)))
+    return tuple(result)
+
+
+def _phase(round_: Round) -> str:
+    """The one `op` of a round, or "mixed"."""
+    ops = {transfer.op for transfer in round_.transfers}
+    return ops.pop() if len(ops) == 1 else "mixed"
+
+
+def _outcome(cells: tuple[Cell, ...], chunks: int) -> str:
+    """Who holds how many complete chunks."""
+    complete = collections.Counter(cell.device for cell in cells if cell.share == 1)
+    devices = {cell.device for cell in cells}
+    counts = sorted(set(complete.values()))
+    if not counts:
+        return "no device holds a complete chunk"
+    many = " or ".join(map(str, counts))
+    who = f"device {' and '.join(map(str, sorted(complete)))}"
+    who = "every device" if set(complete) == devices else who
+    return f"{who} holds {many} of {chunks} chunks complete"
+
+
+def _cells(schedule: Schedule, held: Holdings) -> tuple[Cell, ...]:
+    return tuple(
+        Cell(device, chunk, held[device][chunk], len(held[device][chunk]) / len(starts))
+        for device in range(schedule.devices)
+        for chunk, starts in enumerate(schedule.starts)
+    )
+
+
+def _arrows(round_: Round, devices: int) -> tuple[Arrow, ...]:
+    return tuple(
+        Arrow(source, target, chunk, _wraps(transfer, source, target, devices))
+        for transfer in round_.transfers
+        for source, target, chunk in transfer
+    )
+
+
+def _wraps(transfer: Transfer, source: int, target: int, devices: int) -> bool:
+    """Whether all devices send around the ring and this pair closes it."""
+    everyone = len(transfer.pairs) == devices > 2
+    return everyone and {source, target} == {0, devices - 1}

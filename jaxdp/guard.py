@@ -1,0 +1,250 @@
+"""A proof, on the traced program, that gradients are summed over replicas exactly once.
+
+The program of one device is interpreted over facts instead of numbers. For every value:
+does it differ between devices; which gradients does it depend on, and how many times
+has each been summed over the axis; is it equal on all devices only because something
+was summed? `mark` names the gradients as they leave the backward pass. Three faults
+follow, whatever `check_vma` says:
+
+    already summed    a gradient is the same everywhere because the backward pass summed
+    summed twice      a sum of something that was summed before
+    forgotten         new parameters depend on a gradient never summed, or differ
+
+Limit: if the loss itself sums over the axis (synchronized BatchNorm, a global loss),
+its transpose sums in the backward pass by right, and the first fault is not looked for.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxprs_in_params
+
+PyTree = Any
+MARK = "jaxdp gradient of "
+SUMS = frozenset({"psum", "psum2", "psum_invariant", "reduce_scatter"})
+ALIKE = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """What is known of a value.
+
+    Attributes:
+        varies: It may differ between devices.
+        summed_by: The sum over the axis that it comes from, if any.
+        gradients: Pairs: a gradient it depends on, how often that has been summed.
+    """
+
+    varies: bool = False
+    summed_by: str | None = None
+    gradients: frozenset[tuple[str, int]] = frozenset()
+
+
+def mark(gradients: PyTree) -> PyTree:
+    """Names the gradients for the guard; costs nothing in the compiled program."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: checkpoint_name(
+            leaf, f"{MARK}params{jax.tree_util.keystr(path)}"
+        ),
+        gradients,
+    )
+
+
+def check_summed_once(
+    program: ClosedJaxpr,
+    axis_name: str,
+    params: Sequence[str],
+    loss_sums: Callable[[], bool],
+) -> None:
+    """Proves that a traced step sums its gradients exactly once.
+
+    Args:
+        program: A jaxpr with one `shard_map` over `axis_name`, whose first outputs are
+            the new parameters.
+        axis_name: The mesh axis.
+        params: Their names, in order.
+        loss_sums: Whether the loss itself sums over the axis; asked only when in doubt.
+
+    Raises:
+        ValueError: Names the parameter and the fault.
+    """
+    (eqn,) = [e for e in program.jaxpr.eqns if e.primitive.name == "shard_map"]
+    facts = [Fact(varies=bool(names)) for names in eqn.params["in_specs"]]
+    reader = _Reader(axis_name, loss_sums)
+    results = reader.read(eqn.params["jaxpr"], facts)
+    for name, fact in zip(params, results, strict=False):
+        forgotten = sorted(g for g, count in fact.gradients if count == 0)
+        if forgotten:
+            raise ValueError(
+                f"data_parallel: the new {name} depends on the {forgotten[0]} of one "
+                f"replica only. It must depend on the sum over axis {axis_name!r}: the "
+                "design never sums that gradient. Sum it in `exchange`, with "
+                "jaxdp.all_reduce or another collective of jaxdp."
+            )
+        if fact.varies:
+            raise ValueError(
+                f"data_parallel: the new {name} may differ between the replicas on "
+                f"axis {axis_name!r}. All must end with the same bits. Make the "
+                "design end with jaxdp.all_reduce, all_gather or broadcast, and keep "
+                "values that depend on the rank out of the optimizer."
+            )
+
+
+class _Reader:
+    """Interprets jaxprs over facts."""
+
+    def __init__(self, axis_name: str, loss_sums: Callable[[], bool]):
+        self.axis_name = axis_name
+        self.loss_sums = functools.lru_cache(loss_sums)
+
+    def read(self, jaxpr: Any, facts: Sequence[Fact]) -> list[Fact]:
+        """Facts of the results, given those of the arguments; constants are alike."""
+        jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+        known = dict(zip(jaxpr.invars, facts, strict=True))
+
+        def fact(atom):
+            return Fact() if isinstance(atom, Literal) else known.get(atom, Fact())
+
+        for eqn in jaxpr.eqns:
+            results = self._apply(eqn, [fact(v) for v in eqn.invars])
+            known.update(zip(eqn.outvars, results, strict=True))
+        return [fact(v) for v in jaxpr.outvars]
+
+    def _apply(self, eqn: Any, facts: list[Fact]) -> list[Fact]:
+        """Facts of one equation's results."""
+        name, params = eqn.primitive.name, eqn.params
+        if name == "name" and params["name"].startswith(MARK):
+            return [self._marked(params["name"].removeprefix(MARK), facts[0])]
+        if name == "jaxdp_collective":
+            return self._collective(params["collective"], join(facts))
+        if self.axis_name in _axes(params):
+            return [self._native(name, params, join(facts))] * len(eqn.outvars)
+        if name == "cond":
+            return self._cond(params["branches"], facts)
+        if name == "scan":
+            return self._scan(params, facts)
+        if name == "while":
+            return self._while(params, facts)
+        inner = [_open(j) for j in jaxprs_in_params(params)]
+        if len(inner) == 1 and len(inner[0].invars) == len(facts):
+            return self.read(inner[0], facts)
+        together = join(facts)
+        for jaxpr in inner:  # an unknown call: anything may depend on anything
+            together = join(
+                [together, *self.read(jaxpr, [together] * len(jaxpr.invars))]
+            )
+        return [together] * len(eqn.outvars)
+
+    def _marked(self, name: str, fact: Fact) -> Fact:
+        """A gradient as it leaves the backward pass."""
+        if fact.summed_by and not fact.varies and not self.loss_sums():
+            raise ValueError(
+                f"data_parallel: the gradient of {name} is already summed over axis "
+                f"{self.axis_name!r} when it leaves loss_fn, by {fact.summed_by} in "
+                "its backward pass. The design sums it once more, so it would be too "
+                "large by the number of devices. Remove that sum from loss_fn: "
+                "data_parallel averages the gradients itself."
+            )
+        return Fact(fact.varies, None, frozenset({(f"gradient of {name}", 0)}))
+
+    def _collective(self, collective: Any, fact: Fact) -> list[Fact]:
+        """A collective of jaxdp."""
+        if collective.axis_name != self.axis_name:
+            return [fact]
+        if collective.kind in ("all_reduce", "reduce", "reduce_scatter"):
+            fact = self._summed(f"jaxdp.{collective.kind}", fact)
+        alike = collective.kind in ("all_reduce", "all_gather", "broadcast")
+        return [dataclasses.replace(fact, varies=not alike)]
+
+    def _native(self, name: str, params: dict, fact: Fact) -> Fact:
+        """A collective of `jax.lax`, or `axis_index`."""
+        if name in SUMS:
+            fact = self._summed(f"jax.lax.{name}", fact)
+        grouped = params.get("axis_index_groups") is not None
+        return dataclasses.replace(fact, varies=grouped or name not in ALIKE)
+
+    def _summed(self, by: str, fact: Fact) -> Fact:
+        """A sum over the axis."""
+        twice = sorted(g for g, count in fact.gradients if count)
+        if twice:
+            raise ValueError(
+                f"data_parallel: the {twice[0]} is summed over axis "
+                f"{self.axis_name!r} twice, the second time by {by}. It must be "
+                "summed exactly once, which the design does. Remove the other sum; "
+                "if it is jaxdp.synchronize_gradients in the optimizer, drop it from "
+                "the chain."
+            )
+        gradients = frozenset((g, count + 1) for g, count in fact.gradients)
+        return Fact(fact.varies, by if fact.varies else fact.summed_by, gradients)
+
+    def _cond(self, branches: Iterable, facts: list[Fact]) -> list[Fact]:
+        """Either branch may have run; a predicate that varies makes the results vary."""
+        predicate, *operands = facts
+        results = [self.read(branch, operands) for branch in branches]
+        return [join([*parts, predicate]) for parts in zip(*results, strict=True)]
+
+    def _scan(self, params: dict, facts: list[Fact]) -> list[Fact]:
+        """A loop with a carry: facts of the carry grow until they are stable."""
+        consts, carries = params["num_consts"], params["num_carry"]
+        carry = facts[consts : consts + carries]
+        while True:
+            given = [*facts[:consts], *carry, *facts[consts + carries :]]
+            results = self.read(params["jaxpr"], given)
+            grown = [join(pair) for pair in zip(carry, results[:carries], strict=True)]
+            if grown == carry:
+                return results
+            carry = grown
+
+    def _while(self, params: dict, facts: list[Fact]) -> list[Fact]:
+        """As a scan; a condition that varies makes the results vary."""
+        split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        cond_consts, consts = facts[: split[0]], facts[split[0] : split[1]]
+        carry = facts[split[1] :]
+        while True:
+            (goes_on,) = self.read(params["cond_jaxpr"], [*cond_consts, *carry])
+            results = self.read(params["body_jaxpr"], [*consts, *carry])
+            grown = [
+                join([*pair, goes_on]) for pair in zip(carry, results, strict=True)
+            ]
+            if grown == carry:
+                return carry
+            carry = grown
+
+
+def join(facts: Iterable[Fact]) -> Fact:
+    """What is known of a value computed from these."""
+    facts = list(facts)
+    return Fact(
+        any(f.varies for f in facts),
+        next((f.summed_by for f in facts if f.summed_by), None),
+        frozenset().union(*(f.gradients for f in facts)),
+    )
+
+
+def sums_over(program: ClosedJaxpr, axis_name: str) -> bool:
+    """Whether a traced program sums anything over the axis."""
+    for eqn in program.jaxpr.eqns:
+        collective = eqn.params.get("collective")
+        if collective is not None and collective.axis_name == axis_name:
+            return True
+        if eqn.primitive.name in SUMS and axis_name in _axes(eqn.params):
+            return True
+        inner = jaxprs_in_params(eqn.params)
+        if any(sums_over(ClosedJaxpr(_open(j), ()), axis_name) for j in inner):
+            return True
+    return False
+
+
+def _open(jaxpr: Any) -> Jaxpr:
+    """The jaxpr without its constants."""
+    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+
+
+def _axes(params: dict) -> tuple:
+    """The mesh axes that a collective of `jax.lax` runs over."""
+    axes = params.get("axes", params.get("axis_name", ()))
+    return axes if isinstance(axes, tuple) else (axes,)

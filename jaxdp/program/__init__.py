@@ -1,0 +1,6 @@
+"""What XLA made of a program, read from its compiled text."""
+
+from jaxdp.program.collective import CollectiveOp
+from jaxdp.program.report import ProgramReport, analyze
+
+__all__ = ("CollectiveOp", "ProgramReport", "analyze")

@@ -1,0 +1,165 @@
+"""What XLA made of a program: collectives, bytes per device, links and memory.
+
+`analyze` takes the compiled program, because XLA adds, merges and retypes collectives
+on the way: only the optimized text says what is sent. Given the traced program too, it
+puts the bytes the program *asked* for next to them.
+
+Devices are numbered as in the compiled program: by position in the flattened mesh, not
+by `jax.Device.id`. All figures are for one run of the program.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from jaxdp.program import hlo, logical, traffic, walk
+from jaxdp.program.collective import CollectiveOp
+from jaxdp.program.memory import Memory, memory_of
+from jaxdp.program.table import table
+
+_COMPILE = "jax.jit(f).lower(*args).compile()"
+
+
+@dataclass(frozen=True)
+class ProgramReport:
+    """The communication and memory of one compiled program.
+
+    Attributes:
+        collectives: every collective, in the order of the text.
+        devices: how many devices run the program.
+        logical_collectives: those the program was written with; None without
+            `traced`.
+        memory: None where the backend does not say, and for text.
+    """
+
+    collectives: tuple[CollectiveOp, ...]
+    devices: int
+    logical_collectives: tuple[CollectiveOp, ...] | None = None
+    memory: Memory | None = None
+
+    @cached_property
+    def sent_bytes(self) -> tuple[int, ...]:
+        """Bytes each device sends; see `traffic` for what is exact and what a model."""
+        return self._per_device(traffic.total(self.collectives, traffic.sent))
+
+    @cached_property
+    def received_bytes(self) -> tuple[int, ...]:
+        """Bytes each device receives."""
+        return self._per_device(traffic.total(self.collectives, traffic.received))
+
+    @cached_property
+    def link_bytes(self) -> Mapping[tuple[int, int], int]:
+        """Bytes by (source, target), of the collective-permutes alone."""
+        return dict(traffic.total(self.collectives, traffic.links))
+
+    @cached_property
+    def logical_sent_bytes(self) -> tuple[int, ...] | None:
+        """Bytes each device would send as written; None without `traced`."""
+        if self.logical_collectives is None:
+            return None
+        return self._per_device(traffic.total(self.logical_collectives, traffic.sent))
+
+    @property
+    def permutes(self) -> int:
+        """How many collective-permutes one run executes."""
+        return self.count("collective-permute")
+
+    def count(self, kind: str) -> int:
+        """How often one run executes a kind of collective, loops multiplied out.
+
+        An upper bound if some of them are conditional.
+        """
+        return traffic.total(self.collectives, lambda op: Counter([op.kind]))[kind]
+
+    def static_count(self, kind: str) -> int:
+        """How many operations of a kind the text has, whatever runs them how often."""
+        return sum(op.kind == kind for op in self.collectives)
+
+    def summary(self) -> str:
+        """A plain-text table: one line per collective, then the totals."""
+        figures = {
+            "sent": self.sent_bytes,
+            "received": self.received_bytes,
+            "written": self.logical_sent_bytes,
+            "memory": self.memory and (self.memory.peak_bytes,) * self.devices,
+        }
+        return table(self.collectives, self.devices, figures)
+
+    def __str__(self) -> str:
+        """The summary."""
+        return self.summary()
+
+    def _per_device(self, total: Mapping[int, int]) -> tuple[int, ...]:
+        return tuple(total.get(device, 0) for device in range(self.devices))
+
+
+def analyze(compiled: Any, traced: Any = None) -> ProgramReport:
+    """Report the collectives, traffic and memory of a compiled program.
+
+    Args:
+        compiled: a `jax.stages.Compiled`, or the text of one (`compiled.as_text()`).
+        traced: the same program traced, `jax.jit(f).trace(*args)` or a jaxpr, for
+            `logical_sent_bytes`.
+
+    Returns:
+        A `ProgramReport`. It fails rather than guess: every figure is either read from
+        the program or follows from the formulas in `jaxdp.program.traffic`. What a
+        custom call moves by itself is not visible, and not counted.
+
+    Raises:
+        TypeError: `compiled` is not compiled, or `traced` is not traced.
+        ValueError: the text has a collective, a group syntax or a loop that cannot be
+            counted; the message quotes its line.
+
+    Example:
+        >>> import jax
+        >>> report = analyze(jax.jit(lambda x: x + 1).lower(1.0).compile())
+        >>> report.collectives, report.sent_bytes
+        ((), (0,))
+    """
+    module = hlo.parse(_text(compiled))
+    written = None
+    if traced is not None:
+        written = logical.collectives(_jaxpr(traced), module.devices)
+    return ProgramReport(
+        collectives=walk.collectives(module),
+        devices=module.devices,
+        logical_collectives=written,
+        memory=None if isinstance(compiled, str) else memory_of(compiled),
+    )
+
+
+def _text(compiled: Any) -> str:
+    text = compiled.as_text() if isinstance(compiled, jax.stages.Compiled) else compiled
+    given = f"a {type(compiled).__name__}"
+    if isinstance(text, str) and text.lstrip().startswith("HloModule "):
+        # Before optimization GSPMD has not added its collectives: they would be
+        # missing from the report, without a word.
+        if "is_scheduled=true" in text.split("\n\n")[0]:
+            return text.lstrip()
+        given = "HLO text without is_scheduled=true, which XLA has not optimized"
+    elif isinstance(text, str):
+        start = text.lstrip()[:40]
+        given = f"text that is not HLO and starts with {start!r}"
+    elif text is None:
+        given = "a compiled program without text"
+    raise TypeError(
+        f"analyze got {given}. It needs a jax.stages.Compiled, or the text "
+        "compiled.as_text() of one, because only the optimized program says what is "
+        f"sent. Compile first: {_COMPILE}."
+    )
+
+
+def _jaxpr(traced: Any) -> Any:
+    jaxpr = traced.jaxpr if isinstance(traced, jax.stages.Traced) else traced
+    if not hasattr(jaxpr, "eqns"):
+        raise TypeError(
+            f"analyze got traced={type(traced).__name__}. It needs a jax.stages.Traced "
+            "or a jaxpr, whose equations hold the collectives as written. Pass "
+            "jax.jit(f).trace(*args) or jax.make_jaxpr(f)(*args)."
+        )
+    return jaxpr

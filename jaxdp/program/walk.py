@@ -1,0 +1,142 @@
+"""Which collectives one run of a compiled program executes, and how often.
+
+The text names each operation once. A loop body runs as often as its trip count says;
+a computation runs once for each place that calls it; an asynchronous operation is
+counted where it starts. Computations without a collective are never entered, so
+nothing about them can fail.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from jaxdp.program.collective import CollectiveOp, kind_of, read
+from jaxdp.program.hlo import Instruction, Module
+from jaxdp.program.shapes import quote
+
+_CALLS = (
+    "to_apply",
+    "calls",
+    "called_computations",
+    "body",
+    "condition",
+    "branch_computations",
+    "true_computation",
+    "false_computation",
+)
+_MENTIONS_CALL = re.compile(rf"\b(?:{'|'.join(_CALLS)})=")
+_TRIP_COUNT = re.compile(r'"known_trip_count":\s*\{"n":\s*"?(\d+)"?\}')
+_CALLED_ONCE = ("call", "fusion", "async", "async-start", "call-start", "fusion-start")
+_SECOND_HALVES = ("-done", "-update")
+
+
+def collectives(module: Module) -> tuple[CollectiveOp, ...]:
+    """All collectives in the order of the text, `count` and `branch` filled in.
+
+    Raises:
+        ValueError: a collective in a loop whose trip count the text does not say, in
+            a computation that is called an unknown number of times, or unreadable.
+    """
+    return tuple(_walk(module, _communicating(module), module.entry, _Place()))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """How often a computation runs, in which branches, and the calls that led to it."""
+
+    count: int = 1
+    branch: tuple[tuple[str, int], ...] = ()
+    calls: tuple[str, ...] = field(default=())
+
+    def times(self, count: int) -> "_Place":
+        return replace(self, count=self.count * count)
+
+    def called_from(self, instruction: Instruction) -> "_Place":
+        return replace(self, calls=(*self.calls, instruction.name))
+
+    def in_branch(self, index: int) -> "_Place":
+        # The calls tell apart one conditional that is reached in two ways.
+        return replace(self, branch=(*self.branch, ("/".join(self.calls), index)))
+
+
+def _walk(
+    module: Module, communicating: set[str], computation: str, place: _Place
+) -> Iterator[CollectiveOp]:
+    for instruction in module.computations[computation].values():
+        if kind := kind_of(instruction):
+            op = read(module, module.computations[computation], instruction, kind)
+            yield replace(op, count=place.count, branch=place.branch)
+            continue
+        called = _called(instruction)
+        if not communicating.isdisjoint(called):
+            for inner, place_inside in _enter(instruction, called, place):
+                if inner in communicating:
+                    yield from _walk(module, communicating, inner, place_inside)
+
+
+def _enter(
+    instruction: Instruction, called: tuple[str, ...], place: _Place
+) -> Iterator[tuple[str, _Place]]:
+    """The computations an instruction runs, each with the place it runs in."""
+    place = place.called_from(instruction)
+    if instruction.opcode == "while":
+        trips = _trip_count(instruction)
+        yield instruction.attributes["body"].lstrip("%"), place.times(trips)
+        # The condition is asked once more than the body runs.
+        yield instruction.attributes["condition"].lstrip("%"), place.times(trips + 1)
+    elif instruction.opcode == "conditional":
+        for index, branch in enumerate(called):
+            yield branch, place.in_branch(index)
+    elif instruction.opcode in _CALLED_ONCE:
+        yield from ((inner, place) for inner in called)
+    else:
+        raise ValueError(
+            f"analyze cannot count the collectives that {instruction.opcode!r} runs in "
+            f"{quote(instruction.line)}. It follows while, conditional, "
+            f"{', '.join(_CALLED_ONCE)}; the text does not say how often others call. "
+            "Move the collective out of it."
+        )
+
+
+def _trip_count(instruction: Instruction) -> int:
+    config = instruction.attributes.get("backend_config", "").replace('\\"', '"')
+    if match := _TRIP_COUNT.search(config):
+        return int(match[1])
+    raise ValueError(
+        f"analyze cannot tell how often the loop {instruction.name!r} runs, and it "
+        f"contains a collective: {quote(instruction.line)}. Bytes need a trip count, "
+        "which XLA writes as known_trip_count when the bounds are constants. Use "
+        "jax.lax.fori_loop or jax.lax.scan with a fixed length instead of while_loop, "
+        "or analyze the loop body by itself."
+    )
+
+
+def _called(instruction: Instruction) -> tuple[str, ...]:
+    """The computations an instruction names, branches in order."""
+    # A -done repeats what its -start calls.
+    if instruction.opcode.endswith(_SECOND_HALVES):
+        return ()
+    if not _MENTIONS_CALL.search(instruction.line):
+        return ()
+    values = (instruction.attributes.get(key, "") for key in _CALLS)
+    names = (name for value in values for name in value.strip("{}").split(","))
+    return tuple(name.strip().lstrip("%") for name in names if name.strip())
+
+
+def _communicating(module: Module) -> set[str]:
+    """Computations that contain a collective, themselves or in what they call."""
+    callers: dict[str, set[str]] = {}
+    found = []
+    for name, computation in module.computations.items():
+        instructions = computation.values()
+        if any(kind_of(instruction) for instruction in instructions):
+            found.append(name)
+        for inner in {each for one in instructions for each in _called(one)}:
+            callers.setdefault(inner, set()).add(name)
+    reached: set[str] = set()
+    while found:
+        name = found.pop()
+        if name not in reached:
+            reached.add(name)
+            found.extend(callers.get(name, ()))
+    return reached

@@ -1,0 +1,124 @@
+"""The train state, and the checks that refuse what is not one."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.buckets import is_summable
+from jaxdp.designs.base import Design
+
+PyTree = Any
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["step", "params", "opt_state", "rng", "model_state"],
+    meta_fields=["design"],
+)
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """Everything a run carries from step to step.
+
+    Attributes:
+        step: `[]`, int32, steps done.
+        params: What the design keeps of the parameters; `train.params` gives the tree.
+        opt_state: What the design keeps of the optimizer state.
+        rng: Key of the run, or None.
+        model_state: Tree given to `init`, as the last step left it, or None.
+        design: The design that made the state.
+    """
+
+    step: jax.Array
+    params: PyTree
+    opt_state: PyTree
+    rng: jax.Array | None
+    model_state: PyTree
+    design: Design
+
+
+def check_state(
+    state: TrainState, design: Design, sharding: jax.sharding.Sharding
+) -> None:
+    """Refuses a state that another program made.
+
+    Args:
+        state: What the caller passed as a state.
+        design: The design of the program it was passed to.
+        sharding: Any sharding over that program's mesh.
+
+    Raises:
+        TypeError: No `TrainState`.
+        ValueError: Made by another design, or on other devices.
+    """
+    if not isinstance(state, TrainState):
+        raise TypeError(
+            f"train.step got a state of type {type(state).__name__}. It must be the "
+            "TrainState that train.init or the last train.step returned."
+        )
+    if state.design != design:
+        raise ValueError(
+            f"train.step got a state made by {state.design}, and this program uses "
+            f"{design}. Make the state with this program's init, from the "
+            "train.params(state) of the other."
+        )
+    given = getattr(state.step, "sharding", None) or sharding
+    if given.device_set != sharding.device_set:
+        raise ValueError(
+            f"train.step got a state on devices {_ids(given)}, and this program runs "
+            f"on {_ids(sharding)}. Make the state with this program's init, from the "
+            "train.params(state) of the other."
+        )
+
+
+def check_opt_state(given: PyTree, expected: PyTree) -> None:
+    """Refuses an optimizer state that does not belong to the parameters.
+
+    Raises:
+        ValueError: Structure, shapes or dtypes differ.
+    """
+    types = [
+        jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+        for tree in (given, expected)
+    ]
+    if types[0] != types[1]:
+        raise ValueError(
+            f"train.step got an optimizer state with {_sizes(given)}, and this "
+            f"optimizer keeps {_sizes(expected)} for these parameters. State and "
+            "parameters must come from one train.init of this program. Call it with "
+            "these parameters."
+        )
+
+
+def check_params(params: PyTree) -> None:
+    """Refuses leaves that have no gradient.
+
+    Raises:
+        TypeError: Names them all.
+    """
+    bad = [
+        f"params{jax.tree_util.keystr(path)} ({jnp.result_type(leaf)})"
+        if hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex | bool)
+        else f"params{jax.tree_util.keystr(path)} ({type(leaf).__name__})"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if not hasattr(leaf, "dtype") or not is_summable(leaf)
+    ]
+    if bad:
+        raise TypeError(
+            f"train.init got parameters that have no gradient: {', '.join(bad)}. Every "
+            "leaf must be a floating or complex array. Keep counters and keys in "
+            "model_state, and pass them as train.init(params, model_state=...)."
+        )
+
+
+def _ids(sharding: jax.sharding.Sharding) -> list[int]:
+    """Device ids of a sharding."""
+    return sorted(device.id for device in sharding.device_set)
+
+
+def _sizes(tree: PyTree) -> str:
+    """How many leaves and elements a tree has."""
+    leaves = jax.tree.leaves(tree)
+    return f"{len(leaves)} leaves of {sum(leaf.size for leaf in leaves)} elements"

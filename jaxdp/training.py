@@ -1,0 +1,210 @@
+"""Training steps: a loss function, an optax optimizer and a design become one program.
+
+One step, on each of the `N` devices of the mesh: the gradient of the loss of the local
+rows; the design's exchange, which averages over replicas and updates; the averaged loss
+and metrics. The gradient is that of the global mean loss, whatever the design.
+
+Why `check_vma=False`: the body runs any loss function, and those with a scan or a
+custom derivative are often refused by the replication types though they are right. In
+exchange `jaxdp.guard` proves on the traced program that gradients are summed exactly
+once and that parameters end equal everywhere; the tests compare all replicas bit for
+bit.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxdp import guard
+from jaxdp.buckets import is_key
+from jaxdp.data import shard_batch
+from jaxdp.designs import Design, RingAllReduce
+from jaxdp.mesh import auto_mesh
+from jaxdp.replica import Replica
+from jaxdp.state import TrainState, check_opt_state, check_params, check_state
+
+PyTree = Any
+
+
+class DataParallel(NamedTuple):
+    """A training program: pure functions, made by `data_parallel`.
+
+    Attributes:
+        init: `init(params, *, rng=None, model_state=None) -> TrainState`. Copies, so
+            the caller's arrays survive.
+        step: `step(state, batch) -> (TrainState, metrics)`. The state given is donated.
+        params: `params(state)`: a copy of the full parameters, on every device.
+        lower: `lower(state, batch)`: the step as a `jax.stages.Lowered`, whose
+            `.compile()` can be analyzed.
+    """
+
+    init: Callable[..., TrainState]
+    step: Callable[[TrainState, PyTree], tuple[TrainState, dict[str, Any]]]
+    params: Callable[[TrainState], PyTree]
+    lower: Callable[[TrainState, PyTree], jax.stages.Lowered]
+
+
+def data_parallel(
+    loss_fn: Callable[..., Any],
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    design: Design = RingAllReduce(),  # noqa: B008 (frozen and stateless)
+    *,
+    axis_name: str | None = None,
+) -> DataParallel:
+    """Makes a data-parallel training program.
+
+    Devices: before and after a step, what the design says; parameters are the same bits
+    everywhere.
+
+    Cost: that of the design's exchange; nothing else travels.
+
+    Args:
+        loss_fn: `loss_fn(params, batch)` of one replica's rows. Returns a scalar, the
+            mean over those rows, or `jaxdp.Mean(total, weight)`; alone, or as `(loss,
+            jaxdp.Aux(metrics=..., model_state=...))`. It receives `rng=` (another key
+            per replica and step) and `model_state=` if `init` did, and `mask=` for a
+            batch padded by `shard_batch`.
+        optimizer: Any optax transformation; it sees the gradient of the global mean
+            loss.
+        mesh: A mesh with one axis, such as `jaxdp.data_mesh()`.
+        design: How replicas exchange gradients.
+        axis_name: The mesh axis; None takes the mesh's only axis.
+
+    Returns:
+        The program: `init`, `step`, `params`, `lower`.
+
+    Raises:
+        ValueError: The mesh lacks the axis or has others; an option of the design does
+            not fit the mesh. From `init`, `step` and `lower`: a batch that cannot be
+            split, a state of another design, tree or mesh, a loss that is no scalar,
+            gradients that would be summed twice or never.
+        TypeError: Parameters or a loss that are not floating.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxdp, optax
+        >>> def loss_fn(params, batch):
+        ...     return jnp.mean((batch["x"] * params - batch["y"]) ** 2)
+        >>> mesh = jaxdp.data_mesh(4)
+        >>> train = jaxdp.data_parallel(loss_fn, optax.sgd(0.01), mesh)
+        >>> state = train.init(jnp.array(0.0))
+        >>> x = jnp.arange(8.0)
+        >>> state, metrics = train.step(state, {"x": x, "y": 3 * x})
+        >>> print(metrics["loss"], train.params(state))
+        157.5 1.05
+    """
+    mesh = auto_mesh(mesh, axis_name, "data_parallel")
+    design.check(mesh.size)
+    replica = Replica(loss_fn, optimizer, design, mesh.axis_names[0])
+    program = _Program(replica, mesh)
+    return DataParallel(program.init, program.step, program.params, program.lower)
+
+
+class _Program:
+    """The functions of one training program, and what they share."""
+
+    def __init__(self, replica: Replica, mesh: Mesh):
+        self.replica = replica
+        self.mesh = mesh
+        self.replicated = NamedSharding(mesh, P())
+        design, axis_name = replica.design, replica.axis_name
+        spec = TrainState(P(), P(), design.opt_state_spec(axis_name), P(), P(), design)
+        self.specs = (spec, P(axis_name))
+        sharding = jax.tree.map(
+            lambda part: NamedSharding(mesh, part),
+            spec,
+            is_leaf=lambda part: isinstance(part, P),
+        )
+        self.jitted_init = jax.jit(self._init, out_shardings=sharding)
+        self.jitted_step = jax.jit(
+            self._step, donate_argnums=0, out_shardings=(sharding, self.replicated)
+        )
+
+    def init(
+        self,
+        params: PyTree,
+        *,
+        rng: jax.Array | None = None,
+        model_state: PyTree = None,
+    ) -> TrainState:
+        """The state before the first step."""
+        check_params(params)
+        # Moves arrays from other devices or meshes; the copy in `_init` unties them.
+        given = jax.device_put((params, rng, model_state), self.replicated)
+        return self.jitted_init(*given)
+
+    def step(self, state: TrainState, batch: PyTree) -> tuple[TrainState, dict]:
+        """One optimizer update."""
+        check_state(state, self.replica.design, self.replicated)
+        return self.jitted_step(state, shard_batch(batch, self.mesh))
+
+    def params(self, state: TrainState) -> PyTree:
+        """A copy of the parameters, which later steps do not donate."""
+        check_state(state, self.replica.design, self.replicated)
+        return jax.tree.map(jnp.copy, state.params)
+
+    def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
+        """The step's program."""
+        if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(batch)):
+            return self.jitted_step.lower(state, batch)
+        return self.jitted_step.lower(state, shard_batch(batch, self.mesh))
+
+    def _init(self, params, rng, model_state) -> TrainState:
+        """Copies, so that no two leaves share a buffer, and strips weak types."""
+        params, rng, model_state = jax.tree.map(
+            lambda leaf: jnp.copy(
+                leaf if is_key(leaf) else lax.convert_element_type(leaf, leaf.dtype)
+            ),
+            (params, rng, model_state),
+        )
+        opt_state = self.replica.optimizer.init(params)
+        design = self.replica.design
+        opt_state = design.place_opt_state(opt_state, self.mesh.size)
+        step = jnp.zeros((), jnp.int32)
+        return TrainState(step, params, opt_state, rng, model_state, design)
+
+    def _step(self, state: TrainState, batch: PyTree) -> tuple[TrainState, dict]:
+        """The global program: traced, proven, then inlined."""
+        fresh = jax.eval_shape(self.jitted_init, state.params, state.rng, None)
+        check_opt_state(state.opt_state, fresh.opt_state)
+        local = []
+
+        def replica_step(state, batch):
+            local[:] = jax.tree.map(jax.typeof, (state, batch))
+            return self.replica.step(state, batch)
+
+        step = jax.shard_map(
+            replica_step,
+            mesh=self.mesh,
+            in_specs=self.specs,
+            out_specs=(self.specs[0], P()),
+            check_vma=False,  # see the module docstring
+        )
+        program, shapes = jax.make_jaxpr(step, return_shape=True)(state, batch)
+        self._prove(program, state.params, local)
+        results = jaxpr_as_fun(program)(*jax.tree.leaves((state, batch)))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    def _prove(self, program: ClosedJaxpr, params: PyTree, local: list) -> None:
+        """Proves that the program sums its gradients exactly once."""
+        axis_name = self.replica.axis_name
+        names = [
+            f"params{jax.tree_util.keystr(path)}"
+            for path, _ in jax.tree_util.tree_leaves_with_path(params)
+        ]
+
+        def loss_sums() -> bool:
+            state, batch = local
+            loss = functools.partial(self.replica.local_loss, state, batch)
+            traced = jax.make_jaxpr(loss, axis_env=[(axis_name, self.mesh.size)])
+            return guard.sums_over(traced(state.params), axis_name)
+
+        guard.check_summed_once(program, axis_name, names, loss_sums)
