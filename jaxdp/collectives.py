@@ -171,7 +171,8 @@ def all_gather(
         tree: Pytree of arrays of any shape and dtype.
         axis_name: The mesh axis.
         algorithm: `"ring"` or a `jaxdp.schedule.Schedule`.
-        like: The tree that was given to `reduce_scatter`: undoes its padding.
+        like: The tree that was given to `reduce_scatter`: undoes its padding, and
+            leaves untouched what `reduce_scatter` left whole.
 
     Returns:
         A leaf `[...]` becomes `[N, ...]`, entry r from rank r; with `like`, it gets the
@@ -183,12 +184,11 @@ def all_gather(
     """
     size = _axis_size("all_gather", axis_name)
     collective = scheduled("all_gather", algorithm, axis_name, size)
-    gathered = _per_dtype(tree, is_movable, functools.partial(_stacked, collective))
+    move = functools.partial(_stacked, collective)
     if like is None:
-        return gathered
-    return jax.tree.map(
-        functools.partial(_unpadded, size), tree, gathered, like, is_leaf=_is_none
-    )
+        return _per_dtype(tree, is_movable, move)
+    _check_like(tree, like, size)
+    return jax.tree.map(_unpadded, tree, _per_dtype(tree, is_summable, move), like)
 
 
 def gather(
@@ -259,14 +259,14 @@ def _axis_size(caller: str, axis_name: Hashable) -> int:
             "axis, such as 'data'. To reduce over several axes, call it once per "
             "axis."
         )
-    try:
-        return lax.axis_size(axis_name)
-    except NameError:
+    # An axis that vmap binds has a size too, but no devices.
+    if axis_name not in jax.sharding.get_abstract_mesh().manual_axes:
         raise ValueError(
             f"{caller} got axis_name={axis_name!r}, and no axis of this name is bound "
             "where it was called. It must run inside jax.shard_map or jax.pmap over "
             "that axis. Call it there, with the axis name of that mesh or pmap."
-        ) from None
+        )
+    return lax.axis_size(axis_name)
 
 
 def _per_dtype(
@@ -321,18 +321,35 @@ def _chunked(array: jax.Array, chunks: int) -> jax.Array:
     )
 
 
-def _unpadded(size: int, shard: Any, gathered: Any, like: Any) -> Any:
+def _unpadded(shard: Any, gathered: Any, like: Any) -> Any:
     """A leaf as it was before `reduce_scatter`."""
-    if not is_movable(shard) or gathered is shard:
+    if not is_summable(shard):
         return gathered
-    if shard.size != math.ceil(like.size / size):
+    return gathered.reshape(-1)[: np.size(like)].reshape(np.shape(like))
+
+
+def _check_like(tree: PyTree, like: PyTree, size: int) -> None:
+    """Checks that `tree` holds the shards of a tree like `like`."""
+    given, wanted = jax.tree.structure(tree), jax.tree.structure(like)
+    if given != wanted:
         raise ValueError(
-            f"all_gather got a shard of {shard.size} elements for a leaf of `like` of "
-            f"shape {like.shape}. Its shards have ceil({like.size} / {size}) = "
-            f"{math.ceil(like.size / size)} elements. Pass as `like` the tree that "
-            "was given to reduce_scatter."
+            f"all_gather got shards of structure {given} and a `like` of structure "
+            f"{wanted}. They must be equal. Pass as `like` the tree that was given to "
+            "reduce_scatter."
         )
-    return gathered.reshape(-1)[: like.size].reshape(like.shape)
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    bad = [
+        f"{jax.tree_util.keystr(path) or 'the array'} has {np.size(shard)} elements, "
+        f"not ceil({np.size(whole)} / {size}) = {math.ceil(np.size(whole) / size)}"
+        for (path, shard), whole in zip(leaves, jax.tree.leaves(like), strict=True)
+        if is_summable(shard) and np.size(shard) != math.ceil(np.size(whole) / size)
+    ]
+    if bad:
+        raise ValueError(
+            f"all_gather got shards that do not fill the leaves of `like` on {size} "
+            f"devices: {'; '.join(bad)}. Pass as `like` the tree that was given to "
+            "reduce_scatter."
+        )
 
 
 def _check_leading_axis(tree: PyTree, size: int, axis_name: Hashable) -> None:
@@ -347,8 +364,3 @@ def _check_leading_axis(tree: PyTree, size: int, axis_name: Hashable) -> None:
             f"scatter got leaves whose leading axis is not the {size} devices on axis "
             f"{axis_name!r}: {', '.join(bad)}. Stack one entry per device along axis 0."
         )
-
-
-def _is_none(leaf: Any) -> bool:
-    """None counts as a leaf when trees are walked together."""
-    return leaf is None

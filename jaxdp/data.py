@@ -25,7 +25,7 @@ class PaddedBatch:
     """
 
     batch: PyTree
-    mask: jax.Array
+    mask: jax.Array | np.ndarray
 
 
 def shard_batch(

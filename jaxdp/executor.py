@@ -177,9 +177,10 @@ class _Execution:
         value = self.values[number]
         if not finished:
             return value.array
-        if value.finished is None:
-            value.finished = self.finish(value.array)
-        return value.finished
+        done = value.finished
+        if done is None:
+            done = value.finished = self.finish(value.array)
+        return done
 
 
 def _wire_dtype(dtype) -> np.dtype:

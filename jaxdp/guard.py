@@ -182,7 +182,7 @@ class _Reader:
         return Fact(fact.varies, by if fact.varies else fact.summed_by, gradients)
 
     def _cond(self, branches: Iterable, facts: list[Fact]) -> list[Fact]:
-        """Either branch may have run; a predicate that varies makes the results vary."""
+        """Either branch may run; a predicate that varies makes the results vary."""
         predicate, *operands = facts
         results = [self.read(branch, operands) for branch in branches]
         return [join([*parts, predicate]) for parts in zip(*results, strict=True)]

@@ -4,7 +4,7 @@ The only place that names axis types: `jax.make_mesh` gives Explicit axes by def
 which refuse plain arrays inside `shard_map`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
@@ -34,9 +34,9 @@ def data_mesh(
     """
     if devices is None:
         devices = jax.devices()
-    elif isinstance(devices, int | np.integer):
+    elif isinstance(devices, int | np.integer) and not isinstance(devices, bool):
         devices = _first(int(devices))
-    devices = list(devices)
+    devices = list(devices) if isinstance(devices, Iterable) else [devices]
     strangers = [d for d in devices if not isinstance(d, jax.Device)]
     if strangers:
         raise TypeError(

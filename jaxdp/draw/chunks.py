@@ -1,8 +1,8 @@
 """The chunk-by-chunk figure of a schedule.
 
 Columns are devices and rows are chunks, so every arrow stays in its row: a transfer
-never changes the number of a chunk. Neighbours are joined by a straight arrow, others by
-an arc; an arrow that leaves at one side and comes in at the other closes the ring.
+never changes the number of a chunk. Neighbours are joined by a straight arrow, others
+by an arc; an arrow that leaves at one side and comes in at the other closes the ring.
 """
 
 import os
