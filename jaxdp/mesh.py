@@ -5,6 +5,7 @@ which refuse plain arrays inside `shard_map`.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from jax.sharding import AxisType, Mesh
 
 
 def data_mesh(
-    devices: int | Sequence[jax.Device] | None = None, axis_name: str = "data"
+    devices: int | Sequence[Any] | None = None, axis_name: str = "data"
 ) -> Mesh:
     """A one-axis mesh over devices; rank r on the axis is the r-th of them.
 
@@ -85,7 +86,7 @@ def auto_mesh(mesh: Mesh, axis_name: str | None, caller: str) -> Mesh:
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,))
 
 
-def _first(count: int) -> list[jax.Device]:
+def _first(count: int) -> list[Any]:
     """The first `count` devices."""
     found = jax.devices()
     if not 1 <= count <= len(found):

@@ -31,10 +31,10 @@ class TrainState:
         design: The design that made the state.
     """
 
-    step: jax.Array
+    step: Any
     params: PyTree
     opt_state: PyTree
-    rng: jax.Array | None
+    rng: Any
     model_state: PyTree
     design: Design
 
