@@ -8,6 +8,7 @@ from jaxdp.collectives import reduce as reduce
 from jaxdp.collectives import reduce_scatter as reduce_scatter
 from jaxdp.collectives import scatter as scatter
 from jaxdp.data import shard_batch as shard_batch
+from jaxdp.designs import Design as Design
 from jaxdp.designs import GatherToRoot as GatherToRoot
 from jaxdp.designs import NativeAllReduce as NativeAllReduce
 from jaxdp.designs import RingAllReduce as RingAllReduce

@@ -79,7 +79,7 @@ class _Execution:
     def __init__(self, schedule, chunks, axis_name, finish):
         self.schedule: Schedule = schedule
         self.axis_name = axis_name
-        self.finish = finish
+        self.finish: Callable[[jax.Array], jax.Array] = finish
         self.rank = lax.axis_index(axis_name)
         self.values = [_Value(chunks)]
         self.location = np.zeros((schedule.devices, schedule.chunks), int)

@@ -1,0 +1,67 @@
+# Every target sets itself up: it makes .venv and installs what it needs, once.
+# PYTHON=python3.12 uses that interpreter, in an environment of its own.
+PYTHON ?= python3
+VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
+BIN := $(VENV)/bin
+# With an NVIDIA GPU, jax with CUDA is installed beside the other extras.
+CUDA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,cuda12)
+SOURCES := jaxdp experiments benchmarks tests
+
+.DEFAULT_GOAL := help
+.PHONY: help experiment experiments test check format bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  Options: EXP=ring, ARGS="--devices 4 --size-mb 16", PYTHON=python3.12'
+
+experiment: $(VENV)/.experiments  ## run one experiment: make experiment EXP=ring
+	@$(BIN)/python -m experiments $(EXP) $(ARGS)
+
+experiments: $(VENV)/.experiments  ## list the experiments, a line each
+	@$(BIN)/python -m experiments --list
+
+test: $(VENV)/.test  ## run the tests (PyTorch references included)
+	$(BIN)/pytest $(ARGS)
+
+check: $(VENV)/.dev  ## format, lint, spelling, types and tests: what CI runs
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/codespell $(SOURCES) docs README.md CHANGELOG.md
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(MAKE) test
+
+format: $(VENV)/.dev  ## format the code and apply safe lint fixes
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+bench: $(VENV)/.experiments  ## compare with the same programs written by hand
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:  ## remove environments, caches and results
+	rm -rf .venv .venv-* results build dist *.egg-info
+	rm -rf .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp per extra, so that a second call starts at once. Each extra contains those
+# that stand before it (experiments, test, dev), and stamps them too.
+$(VENV)/.experiments:
+	@$(MAKE) --no-print-directory install EXTRA=experiments STAMPS=".experiments"
+$(VENV)/.test:
+	@$(MAKE) --no-print-directory install EXTRA=test STAMPS=".experiments .test"
+$(VENV)/.dev:
+	@$(MAKE) --no-print-directory install EXTRA=dev STAMPS=".experiments .test .dev"
+$(VENV)/.experiments $(VENV)/.test $(VENV)/.dev: pyproject.toml
+
+.PHONY: install
+install: $(BIN)/pip
+	@echo "Installing jaxdp with [$(EXTRA)$(CUDA)] into $(VENV): a few minutes, once."
+	@$(BIN)/pip install --quiet --editable '.[$(EXTRA)$(CUDA)]'
+	@cd $(VENV) && touch $(STAMPS)
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'jaxdp needs Python 3.11 or newer, and $(PYTHON) is older or missing.' \
+	       'Name another one: make PYTHON=python3.12 ...'; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo 'The venv module of $(PYTHON) is missing.' \
+	       'On Debian or Ubuntu: apt install python3-venv'; exit 1; }

@@ -1,0 +1,1 @@
+"""Benchmarks: what explicit designs cost against the same programs written by hand."""
