@@ -57,26 +57,27 @@ def mark(gradients: PyTree) -> PyTree:
 def check_summed_once(
     program: ClosedJaxpr,
     axis_name: str,
-    params: Sequence[str],
+    outputs: Sequence[str | None],
     loss_sums: Callable[[], bool],
 ) -> None:
     """Proves that a traced step sums its gradients exactly once.
 
     Args:
-        program: A jaxpr with one `shard_map` over `axis_name`, whose first outputs are
-            the new parameters.
+        program: A jaxpr with one `shard_map` over `axis_name`.
         axis_name: The mesh axis.
-        params: Their names, in order.
+        outputs: For each output its name, if it must be the same on all devices and
+            depend on summed gradients only; None if it may be anything.
         loss_sums: Whether the loss itself sums over the axis; asked only when in doubt.
 
     Raises:
-        ValueError: Names the parameter and the fault.
+        ValueError: Names the output, the gradient and the fault.
     """
     (eqn,) = [e for e in program.jaxpr.eqns if e.primitive.name == "shard_map"]
-    facts = [Fact(varies=bool(names)) for names in eqn.params["in_specs"]]
-    reader = _Reader(axis_name, loss_sums)
-    results = reader.read(eqn.params["jaxpr"], facts)
-    for name, fact in zip(params, results, strict=False):
+    facts = [Fact(varies=bool(tuple(spec))) for spec in eqn.params["in_specs"]]
+    results = _Reader(axis_name, loss_sums).read(eqn.params["jaxpr"], facts)
+    for name, fact in zip(outputs, results, strict=True):
+        if name is None:
+            continue
         forgotten = sorted(g for g, count in fact.gradients if count == 0)
         if forgotten:
             raise ValueError(
@@ -88,9 +89,10 @@ def check_summed_once(
         if fact.varies:
             raise ValueError(
                 f"data_parallel: the new {name} may differ between the replicas on "
-                f"axis {axis_name!r}. All must end with the same bits. Make the "
-                "design end with jaxdp.all_reduce, all_gather or broadcast, and keep "
-                "values that depend on the rank out of the optimizer."
+                f"axis {axis_name!r}. All must end with the same bits. Let a design "
+                "end with jaxdp.all_reduce, all_gather or broadcast, keep the rank "
+                "out of the optimizer, and keep integer leaves of a model state "
+                "independent of the batch: they are not averaged."
             )
 
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxdp.executor import accumulation_dtype
+
 PyTree = Any
 
 
@@ -50,7 +52,8 @@ class Contribution(NamedTuple):
         gradients: Gradient of the replica's total, like the parameters.
         loss: Total and weight of the loss; weight None stands for a static 1.
         metrics: Dict of such pairs.
-        model_state: Pairs for float leaves, other leaves as they are.
+        model_state: Pairs for float leaves, other leaves as they are; None if the loss
+            function returned none.
     """
 
     gradients: PyTree
@@ -97,7 +100,8 @@ def split_loss(output: Any) -> tuple[Mean, Aux]:
     """Checks and normalizes what a loss function returned.
 
     Returns:
-        The loss as a `Mean`, with weight None for a bare scalar, and its `Aux`.
+        The loss as a `Mean` of floats, with weight None for a bare scalar, and its
+        `Aux`.
 
     Raises:
         TypeError: Not a loss, or not floating.
@@ -129,16 +133,26 @@ def split_loss(output: Any) -> tuple[Mean, Aux]:
             "be a real floating dtype to have a gradient. Compute it from floating "
             "values."
         )
-    return loss, aux
+    return _floating(loss), aux
 
 
 def with_weight(loss: Mean, value: Any) -> Any:
     """A metric or state leaf as a pair to be summed, weighted as the loss is."""
     if isinstance(value, Mean):
-        return value
+        return _floating(value)
     if loss.weight is None:
-        return Mean(value, None)
-    return Mean(value * loss.weight, loss.weight)
+        return _floating(Mean(value, None))
+    return _floating(Mean(value * loss.weight, loss.weight))
+
+
+def _floating(mean: Mean) -> Mean:
+    """Counts become floats: what is summed over replicas must be one."""
+    total = jnp.asarray(mean.total)
+    if not jnp.issubdtype(total.dtype, jnp.inexact):
+        total = total.astype(jnp.float32)
+    if mean.weight is None:
+        return Mean(total, None)
+    return Mean(total, jnp.asarray(mean.weight, accumulation_dtype(total.dtype)))
 
 
 def divided(mean: Mean) -> Any:
@@ -168,6 +182,17 @@ def check_loss(loss: Mean, aux: Aux, arguments: dict) -> None:
             "step returns must have the structure of the one it was given. Pass "
             "model_state= to train.init."
         )
+    if aux.model_state is not None:
+        kept = [
+            jax.tree.map(jnp.shape, tree)
+            for tree in (aux.model_state, arguments["model_state"])
+        ]
+        if kept[0] != kept[1]:
+            raise ValueError(
+                f"loss_fn returned a model_state of shapes {kept[0]}, and it received "
+                f"one of shapes {kept[1]}. A step must return what it was given. "
+                "Return every leaf, changed or not."
+            )
     if "loss" in (aux.metrics or {}):
         raise ValueError(
             "loss_fn returned a metric named 'loss'. That name holds the global loss "

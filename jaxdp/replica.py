@@ -1,6 +1,5 @@
 """The program of one device: its gradient, the exchange, the update."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -39,18 +38,19 @@ class Replica(NamedTuple):
         loss = functools.partial(self.local_loss, state, batch)
         (_, rest), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
         contribution = Contribution(guard.mark(gradients), *rest)
-        opt_state = state.opt_state
-        params, opt_state, (results, model_state) = self.design.exchange(
-            contribution, state.params, opt_state, self._update, self.axis_name
+        params, opt_state, (metrics, model_state) = self.design.exchange(
+            contribution, state.params, state.opt_state, self._update, self.axis_name
         )
-        state = dataclasses.replace(
-            state,
-            step=state.step + 1,
-            params=params,
-            opt_state=opt_state,
-            model_state=model_state,
+        if model_state is None:
+            model_state = state.model_state
+        else:  # weights may have widened it
+            model_state = jax.tree.map(
+                lambda new, old: new.astype(old.dtype), model_state, state.model_state
+            )
+        state = TrainState(
+            state.step + 1, params, opt_state, state.rng, model_state, self.design
         )
-        return state, results
+        return state, metrics
 
     def local_loss(self, state: TrainState, batch: PyTree, params: PyTree):
         """The total to differentiate, and the pairs to average."""
@@ -67,12 +67,9 @@ class Replica(NamedTuple):
         check_loss(loss, aux, arguments)
         weighted = functools.partial(with_weight, loss)
         metrics = {name: weighted(value) for name, value in (aux.metrics or {}).items()}
-        model_state = state.model_state
-        if aux.model_state is not None:
-            model_state = jax.tree.map(
-                lambda leaf: weighted(leaf) if is_summable(leaf) else leaf,
-                aux.model_state,
-            )
+        model_state = jax.tree.map(
+            lambda leaf: weighted(leaf) if is_summable(leaf) else leaf, aux.model_state
+        )
         return loss.total, (loss, metrics, model_state)
 
     def _update(self, mean: Contribution, params: PyTree, opt_state: PyTree) -> Updated:
@@ -81,14 +78,12 @@ class Replica(NamedTuple):
         gradients = jax.tree.map(lambda g: divided(Mean(g, weight)), mean.gradients)
         updates, opt_state = self.optimizer.update(gradients, opt_state, params)
         params = optax.apply_updates(params, updates)
-        results = {"loss": mean.loss, **mean.metrics}
-        pairs = (results, mean.model_state)
-        pairs = jax.tree.map(
+        results = jax.tree.map(
             lambda leaf: divided(leaf) if _is_mean(leaf) else leaf,
-            pairs,
+            ({"loss": mean.loss, **mean.metrics}, mean.model_state),
             is_leaf=_is_mean,
         )
-        return Updated(params, opt_state, pairs)
+        return Updated(params, opt_state, results)
 
 
 def _is_mean(leaf: Any) -> bool:

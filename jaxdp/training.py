@@ -11,7 +11,7 @@ once and that parameters end equal everywhere; the tests compare all replicas bi
 bit.
 """
 
-import functools
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -189,22 +189,26 @@ class _Program:
             check_vma=False,  # see the module docstring
         )
         program, shapes = jax.make_jaxpr(step, return_shape=True)(state, batch)
-        self._prove(program, state.params, local)
+        self._prove(program, shapes, local)
         results = jaxpr_as_fun(program)(*jax.tree.leaves((state, batch)))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
-    def _prove(self, program: ClosedJaxpr, params: PyTree, local: list) -> None:
+    def _prove(self, program: ClosedJaxpr, outputs: PyTree, local: list) -> None:
         """Proves that the program sums its gradients exactly once."""
         axis_name = self.replica.axis_name
-        names = [
-            f"params{jax.tree_util.keystr(path)}"
-            for path, _ in jax.tree_util.tree_leaves_with_path(params)
-        ]
+        (state, metrics) = jax.tree_util.tree_map_with_path(
+            lambda path, _: jax.tree_util.keystr(path[1:]).lstrip("."), outputs
+        )
+        free = jax.tree.map(lambda _: "", state.opt_state)
+        state = dataclasses.replace(state, opt_state=free)
+        metrics = jax.tree.map(lambda name: f"metrics{name}", metrics)
+        names = [name or None for name in jax.tree.leaves((state, metrics))]
 
         def loss_sums() -> bool:
             state, batch = local
-            loss = functools.partial(self.replica.local_loss, state, batch)
-            traced = jax.make_jaxpr(loss, axis_env=[(axis_name, self.mesh.size)])
-            return guard.sums_over(traced(state.params), axis_name)
+            trace = jax.make_jaxpr(
+                self.replica.local_loss, axis_env=[(axis_name, self.mesh.size)]
+            )
+            return guard.sums_over(trace(state, batch, state.params), axis_name)
 
         guard.check_summed_once(program, axis_name, names, loss_sums)

@@ -1,0 +1,25 @@
+"""The README's code runs, and prints what a reader would see."""
+
+import pathlib
+import re
+
+README = pathlib.Path(__file__).parent.parent / "README.md"
+
+
+def test_code_of_the_readme_runs(capsys):
+    training, collectives, analysis = re.findall(
+        r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL
+    )
+    names = {}
+    exec(training, names)
+    assert "(4, 64)" in capsys.readouterr().out
+    compile(collectives, "README.md", "exec")
+    exec(analysis, names)
+    printed = capsys.readouterr().out
+    assert names["report"].count("collective-permute") == 14
+    assert str(names["report"].sent_bytes) in printed
+
+
+def test_files_that_the_readme_names_exist():
+    for name in re.findall(r"`((?:jaxdp|docs|tests)/[\w./]+)`", README.read_text()):
+        assert (README.parent / name).exists(), name
