@@ -1,0 +1,133 @@
+"""Launch workers, wait for them, and read what they wrote.
+
+Importing torch and starting XLA take seconds, so one launch runs many jobs in
+sequence: all torch jobs, or all jaxdp jobs of one dtype. A launch happens when its
+first job is asked for, once per test process.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.torch_reference import files, problem
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 240.0
+
+
+def run_reference(job: problem.Job) -> problem.Trajectory:
+    """Return the trajectory of `job`, running its whole launch if it has not run yet.
+
+    A launch that failed is not tried again: its error is raised once more.
+
+    Raises:
+        ValueError: if `job` is not one of `problem.all_jobs()`.
+        RuntimeError: if a worker fails, or if the launch takes over `TIMEOUT_S`
+            seconds; the message holds what the workers wrote to stderr.
+    """
+    if job not in (jobs := problem.all_jobs()):
+        raise ValueError(
+            f"run_reference got {job}, which is not among the {len(jobs)} jobs of "
+            "problem.all_jobs(). Add it there."
+        )
+    result = _launch(_launch_name(job))
+    if isinstance(result, RuntimeError):
+        raise result.with_traceback(None)
+    return result[job]
+
+
+def _launch_name(job: problem.Job) -> str:
+    """Name the launch that runs `job`."""
+    return "torch" if job.library == "torch" else f"jax-{job.dtype}"
+
+
+@functools.cache
+def _launch(name: str) -> dict[problem.Job, problem.Trajectory] | RuntimeError:
+    """Run all jobs of one launch; return their trajectories, or why it failed."""
+    jobs = [job for job in problem.all_jobs() if _launch_name(job) == name]
+    if name == "torch":
+        module, environment = "worker", _torch_environment()
+        arguments = [[str(rank)] for rank in range(problem.MAX_WORLD_SIZE)]
+    else:
+        module, environment = "jax_side", _jax_environment(jobs[0].dtype)
+        arguments = [[]]
+    with tempfile.TemporaryDirectory() as folder:
+        commands = [[f"tests.torch_reference.{module}", folder, *a] for a in arguments]
+        files.write_jobs(Path(folder), jobs)
+        try:
+            run_workers(commands, environment, Path(folder))
+        except RuntimeError as error:
+            return error
+        return {job: files.read_trajectory(Path(folder), job) for job in jobs}
+
+
+def _torch_environment() -> dict[str, str]:
+    """Keep gloo on the loopback interface, whatever the host name resolves to."""
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    return {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback}
+
+
+def _jax_environment(dtype: str) -> dict[str, str]:
+    """Choose the dtype and the devices of a JAX process."""
+    return {
+        "JAX_ENABLE_X64": str(int(dtype == "float64")),
+        "JAX_NUM_CPU_DEVICES": str(problem.MAX_WORLD_SIZE),
+        "JAX_PLATFORMS": "cpu",
+        # A device count forced in here would contradict the one above.
+        "XLA_FLAGS": "",
+    }
+
+
+def run_workers(
+    commands: list[list[str]],
+    environment: dict[str, str],
+    directory: Path,
+    timeout_s: float = TIMEOUT_S,
+) -> None:
+    """Run `python -m COMMAND` for each command at the same time, and wait for all.
+
+    When one fails or time is up, the others are killed. stderr goes to files in
+    `directory`, because a full pipe would stop a worker.
+
+    Raises:
+        RuntimeError: if a worker fails or time is up.
+    """
+    deadline = time.monotonic() + timeout_s
+    logs = [directory / f"stderr{rank}.txt" for rank in range(len(commands))]
+    workers: list[subprocess.Popen] = []
+    try:
+        for command, log in zip(commands, logs, strict=True):
+            with log.open("wb") as stderr:
+                workers.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", *command],
+                        cwd=ROOT,
+                        env=os.environ | environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=stderr,
+                        stderr=stderr,
+                    )
+                )
+        while None in (codes := [worker.poll() for worker in workers]):
+            if any(codes) or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                worker.kill()
+            worker.wait()
+    if any(code != 0 for code in codes):
+        outputs = "\n".join(
+            f"--- rank {rank}, exit code {code} ---\n{log.read_text()[-4000:]}"
+            for rank, (code, log) in enumerate(zip(codes, logs, strict=True))
+        )
+        raise RuntimeError(
+            f"{len(commands)} workers of {commands[0][0]} did not all succeed within "
+            f"{timeout_s} s: exit codes {codes}, where None means killed. Their "
+            f"stderr follows.\n{outputs}"
+        )
