@@ -63,7 +63,9 @@ def ring(devices: int) -> Schedule:
 
 
 def star_reduce(devices: int, root: int = 0) -> Schedule:
-    """Every device sends its whole buffer to the root, which adds them in rank order.
+    """Every device sends its whole buffer to the root, which adds them to its own.
+
+    It adds in rank order.
 
     Cost: 1 round; the root receives (N - 1) K bytes, the others send K each.
     """

@@ -64,10 +64,11 @@ def assign(
     cap = float("inf") if bucket_cap_mb is None else bucket_cap_mb * 2**20
     buckets = []
     for group in by_dtype(leaves, is_summable):
-        filled = float("inf")
+        buckets.append([])
+        filled = 0
         for i in group:
             nbytes = np.size(leaves[i]) * jnp.result_type(leaves[i]).itemsize
-            if filled + nbytes > cap:
+            if buckets[-1] and filled + nbytes > cap:
                 buckets.append([])
                 filled = 0
             buckets[-1].append(i)

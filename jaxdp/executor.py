@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxdp.schedule import Schedule, Transfer
+from jaxdp.schedule import Schedule, Transfer, local_rows
 
 
 def accumulation_dtype(dtype) -> np.dtype:
@@ -108,10 +108,10 @@ class _Execution:
 
     def output(self) -> jax.Array:
         """Collects the chunks of `schedule.ends` in one pass."""
-        schedule = self.schedule
-        if schedule.ends == tuple((d,) for d in range(schedule.devices)):
-            return self._read([{d: d for d in range(schedule.devices)}], finished=True)
-        rows = [dict.fromkeys(ends, chunk) for chunk, ends in enumerate(schedule.ends)]
+        ends = self.schedule.ends
+        rows = [dict.fromkeys(devices, chunk) for chunk, devices in enumerate(ends)]
+        if local_rows(ends) < len(ends):  # each device holds its own chunk alone
+            rows = [{own: own for own in range(len(ends))}]
         return self._read(rows, finished=True, zeros=True)
 
     def _send(self, transfer: Transfer) -> jax.Array:

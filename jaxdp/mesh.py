@@ -30,8 +30,8 @@ def data_mesh(
 
     Example:
         >>> import jaxdp
-        >>> jaxdp.data_mesh(4).shape
-        OrderedDict({'data': 4})
+        >>> dict(jaxdp.data_mesh(4).shape)
+        {'data': 4}
     """
     if devices is None:
         devices = jax.devices()

@@ -1,0 +1,35 @@
+"""Eight CPU devices for every test and doctest.
+
+`JAX_PLATFORMS` in the environment chooses another platform.
+"""
+
+import os
+
+import hypothesis
+import jax
+import pytest
+
+import jaxdp
+
+# JAX refuses these once it has started; importing jaxdp must not start it.
+jax.config.update("jax_num_cpu_devices", 8)
+if "JAX_PLATFORMS" not in os.environ:
+    jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+# The same examples in every run; what is slow about them is their compilation.
+hypothesis.settings.register_profile(
+    "jaxdp",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("jaxdp")
+
+
+@pytest.fixture(params=[1, 2, 3, 8], ids="n{}".format)
+def mesh(request) -> jax.sharding.Mesh:
+    """Meshes of 1 (degenerate), 2, 3 (no power of two) and 8 devices."""
+    return jaxdp.data_mesh(request.param)
