@@ -91,13 +91,14 @@ def _outcome(cells: tuple[Cell, ...], chunks: int) -> str:
     """Who holds how many complete chunks."""
     complete = collections.Counter(cell.device for cell in cells if cell.share == 1)
     devices = {cell.device for cell in cells}
-    counts = sorted(set(complete.values()))
-    if not counts:
+    if not complete:
         return "no device holds a complete chunk"
-    many = " or ".join(map(str, counts))
-    who = f"device {' and '.join(map(str, sorted(complete)))}"
-    who = "every device" if set(complete) == devices else who
-    return f"{who} holds {many} of {chunks} chunks complete"
+    holders = " and ".join(map(str, sorted(complete)))
+    who = f"device {holders} holds" if len(complete) == 1 else f"devices {holders} hold"
+    if set(complete) == devices:
+        who = "every device holds"
+    many = " or ".join(map(str, sorted(set(complete.values()))))
+    return f"{who} {many} of {chunks} chunks complete"
 
 
 def _cells(schedule: Schedule, held: Holdings) -> tuple[Cell, ...]:

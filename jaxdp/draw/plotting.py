@@ -66,7 +66,8 @@ class Page:
 
     def arrow(self, start: Point, end: Point, height: float = 0.0) -> None:
         """Draws an arrow; `height` bends it upwards into an arc."""
-        from matplotlib.patches import FancyArrowPatch, Path
+        from matplotlib.patches import FancyArrowPatch
+        from matplotlib.path import Path
 
         middle = [((start[0] + end[0]) / 2, start[1] - 2 * height)] if height else []
         curve = [Path.CURVE3] * 2 if height else [Path.LINETO]

@@ -1,0 +1,1 @@
+"""Experiments: one question per file, run by `python -m experiments NAME`."""

@@ -1,0 +1,1 @@
+"""What all experiments share: command line, devices, timing, results and reports."""

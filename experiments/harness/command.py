@@ -1,0 +1,42 @@
+"""From a command line to a result on disk."""
+
+import sys
+import time
+from types import ModuleType
+
+import tyro
+
+from experiments.harness import devices, saving, show
+
+
+def run(module: ModuleType, options: list[str]) -> int:
+    """Runs one experiment and shows what it found; returns the exit status.
+
+    Args:
+        module: Has a docstring, `Config` and `run(config) -> Result`.
+        options: The command line after the name.
+    """
+    name = module.__name__.rpartition(".")[2]
+    config = tyro.cli(
+        module.Config,
+        args=options,
+        prog=f"python -m experiments {name}",
+        description=module.__doc__,
+    )
+    try:
+        config.check()
+        ran_on = devices.start(config.devices, config.platform)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    show.console.print(f"[bold]{name}[/] on {ran_on}", highlight=False)
+    start = time.perf_counter()
+    found = module.run(config)
+    folder = config.output / name
+    document = saving.save(module, config, found, folder)
+    for title, rows in found.tables.items():
+        show.table(title, rows)
+    show.claims(document)
+    seconds = time.perf_counter() - start
+    show.console.print(f"{folder}/report.html, result.json; {seconds:.0f} s")
+    return 0

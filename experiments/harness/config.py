@@ -1,0 +1,46 @@
+"""The options that every experiment has."""
+
+import dataclasses
+import pathlib
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of every experiment's `Config`, and so of its command line."""
+
+    devices: int = 8  # how many, on the mesh axis
+    platform: Literal["auto", "cpu", "gpu"] = "auto"  # auto: GPUs if there are enough
+    tiny: bool = False  # the smallest sizes, to see that everything runs
+    output: pathlib.Path = pathlib.Path("results")  # results go to OUTPUT/NAME
+
+    def check(self) -> None:
+        """Checks what types cannot say; called before JAX starts.
+
+        Raises:
+            ValueError: An option that does not fit.
+        """
+        if self.devices < 1:
+            raise ValueError(
+                f"--devices got {self.devices}. An experiment needs at least 1 device: "
+                "give a positive number."
+            )
+
+    def check_divides(self, batch_size: int) -> None:
+        """Checks that every device gets equally many rows."""
+        rest = batch_size % self.devices
+        if batch_size < 1 or rest:
+            up = (max(batch_size, 0) // self.devices + 1) * self.devices
+            raise ValueError(
+                f"--batch-size got {batch_size} for {self.devices} devices. Each takes "
+                f"equally many rows, and at least 1. Use --batch-size {up}, or another "
+                "--devices."
+            )
+
+    def check_repeats(self, repeats: int) -> None:
+        """Checks that repeats have quartiles."""
+        if repeats < 2:
+            raise ValueError(
+                f"--repeats got {repeats}. A median with quartiles needs at least 2, "
+                "and 20 to mean much: give more."
+            )

@@ -1,0 +1,88 @@
+"""Writes what an experiment found: `result.json`, `report.html`, figures, programs."""
+
+import base64
+import dataclasses
+import io
+import pathlib
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jinja2
+
+from experiments.harness import devices, result, show, wording
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BROAD = 9.0  # inches
+HERE = pathlib.Path(__file__).parent
+
+
+def save(
+    module: ModuleType, config: Any, found: result.Result, folder: pathlib.Path
+) -> result.Document:
+    """Writes everything to `folder`; returns the document of `result.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    artifacts = ["report.html"]
+    for title, figure in found.figures.items():
+        artifacts.append(f"{wording.slug(title)}.png")
+        figure.savefig(folder / artifacts[-1])
+    texts = {name: _text(program) for name, program in found.programs.items()}
+    for name, text in texts.items():
+        artifacts.append(f"{wording.slug(name)}.hlo.txt")
+        (folder / artifacts[-1]).write_text(text, encoding="utf-8")
+    about = module.__doc__ or ""
+    document = {
+        "experiment": folder.name,
+        "question": about.partition("\n")[0],
+        "config": {k: _plain(v) for k, v in dataclasses.asdict(config).items()},
+        "environment": result.environment(config.devices),
+        "claims": [dataclasses.asdict(claim) for claim in found.claims],
+        "tables": {name: [*map(dict, rows)] for name, rows in found.tables.items()},
+        "artifacts": artifacts,
+    }
+    result.write(folder / "result.json", document)
+    page = report(document, about, found, texts)
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    return document
+
+
+def report(
+    document: result.Document, about: str, found: result.Result, texts: dict[str, str]
+) -> str:
+    """The report as one HTML page that needs no other file."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"heading": wording.heading, "value": wording.value}
+    environment.tests["numeric"] = wording.is_number
+    return environment.get_template("report.html.j2").render(
+        document=document,
+        about=about.partition("\n")[2].strip(),
+        ran_on=devices.describe(document["environment"]["devices"]),
+        images={title: _image(figure) for title, figure in found.figures.items()},
+        programs=texts,
+        split_label=show.split_label,
+    )
+
+
+def _image(figure: "Figure") -> dict[str, str]:
+    """A figure inside the page; a broad one is scrolled on a phone, not shrunk."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    width = "broad" if figure.get_figwidth() > BROAD else "plot"
+    return {"data": base64.b64encode(png.getvalue()).decode(), "width": width}
+
+
+def _text(program: jax.stages.Compiled) -> str:
+    return program.as_text() or "This backend gives no text."
+
+
+def _plain(option: Any) -> Any:
+    """An option as JSON has it."""
+    return str(option) if isinstance(option, pathlib.Path) else option

@@ -1,0 +1,321 @@
+"""Every experiment runs in tiny form, and what it writes has the promised format."""
+
+import functools
+import importlib
+import json
+import math
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import jaxdp
+from experiments import __main__ as experiments
+from experiments.harness import command, devices, registry, result, timing, wording
+from experiments.parts import gradients, ownership
+from jaxdp import algorithms
+from jaxdp.schedule import holdings
+
+NAMES = ["compare", "dp", "ring"]
+CLAIMS = {
+    "compare": {"CB7": "holds"},
+    "dp": {"CA1": "partly", "CA10": "holds", "CA15": "holds"},
+    "ring": {"CB1": "holds", "CB3": "holds"},
+}
+
+
+@pytest.fixture(scope="module")
+def run_tiny(tmp_path_factory):
+    """Runs an experiment in tiny form, once; gives its folder and its document."""
+    output = tmp_path_factory.mktemp("results")
+
+    @functools.cache
+    def run(name):
+        options = ["--tiny", "--platform", "cpu", "--output", str(output)]
+        module = importlib.import_module(f"experiments.{name}")
+        with jax.numpy_rank_promotion("allow"):  # as when run by hand
+            assert command.run(module, options) == 0
+        folder = output / name
+        return folder, json.loads((folder / "result.json").read_text())
+
+    return run
+
+
+every_experiment = pytest.mark.parametrize("name", NAMES)
+
+
+@every_experiment
+def test_result_has_the_promised_format(run_tiny, name):
+    _, document = run_tiny(name)
+    assert list(document) == [
+        "experiment",
+        "question",
+        "config",
+        "environment",
+        "claims",
+        "tables",
+        "artifacts",
+    ]
+    assert document["experiment"] == name
+    assert document["question"] == registry.question(name)
+    assert document["config"]["tiny"] is True
+    environment = document["environment"]
+    assert environment["jax"] == jax.__version__
+    assert environment["devices"] == document["config"]["devices"]
+    assert re.fullmatch(r"[0-9a-f]{40}", environment["commit"] or "0" * 40)
+    assert environment["date"].endswith("+00:00")
+    for claim in document["claims"]:
+        assert set(claim) == {
+            "id",
+            "claim",
+            "expected",
+            "measured",
+            "unit",
+            "verdict",
+            "why",
+        }
+        assert claim["why"] and claim["claim"]
+    assert all(
+        rows and isinstance(rows[0], dict) for rows in document["tables"].values()
+    )
+
+
+@every_experiment
+def test_claims_have_their_verdicts(run_tiny, name):
+    _, document = run_tiny(name)
+    assert {c["id"]: c["verdict"] for c in document["claims"]} == CLAIMS[name]
+
+
+@every_experiment
+def test_artifacts_exist(run_tiny, name):
+    folder, document = run_tiny(name)
+    files = {path.name for path in folder.iterdir()}
+    assert files == {"result.json", *document["artifacts"]}
+    assert {path.rpartition(".")[2] for path in files} == {"json", "html", "png", "txt"}
+    for path in folder.glob("*.hlo.txt"):
+        assert path.read_text().startswith("HloModule")
+
+
+@every_experiment
+def test_report_needs_no_other_file_and_shows_everything(run_tiny, name):
+    folder, document = run_tiny(name)
+    page = (folder / "report.html").read_text()
+    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    assert "prefers-color-scheme: dark" in page
+    assert '<meta name="viewport"' in page
+    for claim in document["claims"]:
+        assert f'<span class="badge {claim["verdict"]}">' in page
+    assert page.count("<img ") == len(list(folder.glob("*.png")))
+    assert page.count("<details") == len(list(folder.glob("*.hlo.txt")))
+
+
+@every_experiment
+def test_timings_on_forced_devices_are_labelled(run_tiny, name):
+    _, document = run_tiny(name)
+    timed = [
+        row
+        for rows in document["tables"].values()
+        for row in rows
+        if "median_ms" in row
+    ]
+    assert timed
+    assert all(devices.FORCED in row["label"] for row in timed)
+
+
+def test_runs_from_the_command_line_and_says_so(tmp_path):
+    options = ["ring", "--tiny", "--devices", "3", "--output", str(tmp_path)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "experiments", *options, "--platform", "cpu"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=registry.FOLDER.parent,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "3 forced host devices" in ran.stdout
+    document = json.loads((tmp_path / "ring" / "result.json").read_text())
+    (claim,) = [claim for claim in document["claims"] if claim["id"] == "CB1"]
+    assert claim["measured"] == 4 / 3
+    assert document["environment"]["devices"] == 3
+
+
+@pytest.mark.parametrize("arguments", [[], ["--list"], ["--help"]], ids=str)
+def test_lists_every_experiment_with_its_question(capsys, arguments):
+    assert experiments.main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == NAMES == registry.names()
+    assert all(line.endswith("?") for line in lines)
+
+
+def test_unknown_name_lists_the_names_and_the_nearest(capsys):
+    assert experiments.main(["rign"]) == 2
+    message = capsys.readouterr().err
+    assert "no experiment 'rign'" in message
+    assert "compare, dp, ring" in message
+    assert "Did you mean 'ring'?" in message
+    assert experiments.main(["harness"]) == 2
+    assert "Choose one of these" in capsys.readouterr().err
+
+
+@every_experiment
+def test_docstring_says_how_to_run_and_what_to_expect(name):
+    text = importlib.import_module(f"experiments.{name}").__doc__ or ""
+    for word in (
+        "Command:",
+        f"EXP={name}",
+        "Hardware:",
+        "Runtime:",
+        "Expected numbers",
+    ):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("count", "platform", "message"),
+    [
+        (99, "cpu", "got 99 .*JAX has 8.*at most 8"),
+        (1, "gpu", "got 1 with --platform gpu.*JAX has 0.*--platform cpu"),
+    ],
+    ids=["too many", "no gpu"],
+)
+def test_devices_that_are_not_there(count, platform, message):
+    with pytest.raises(ValueError, match=message):
+        devices.start(count, platform)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("ring", "--devices 0", "--devices got 0.*at least 1 device"),
+        ("ring", "--devices 99", "--devices got 99.*JAX has 8"),
+        ("ring", "--size-mb 0", r"--size-mb got 0\.0.*at least 0\.01 MiB"),
+        ("ring", "--repeats 1", "--repeats got 1.*at least 2"),
+        ("dp", "--batch-size 66", "got 66 for 4 devices.*--batch-size 68"),
+        ("compare", "--batch-size 0", "got 0 for 8 devices.*--batch-size 8"),
+        ("compare", "--batch-size 1600", "1600.*there are 1437 training images"),
+        ("compare", "--epochs 0", "--epochs got 0.*at least one step"),
+    ],
+)
+def test_options_that_do_not_fit_end_the_command(capsys, name, options, message):
+    module = importlib.import_module(f"experiments.{name}")
+    assert command.run(module, [*options.split(), "--platform", "cpu"]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_counts_gpus_in_a_process_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(devices, "GPU_FILES", (str(tmp_path / "none*"),))
+    assert devices.count_gpus() == 0
+    monkeypatch.setattr(devices, "GPU_FILES", (str(tmp_path),))
+    monkeypatch.setattr(devices, "COUNT_GPUS", "print(4)")
+    assert devices.count_gpus() == 4
+    monkeypatch.setattr(devices, "COUNT_GPUS", "raise RuntimeError")
+    assert devices.count_gpus() == 0
+
+
+def _document(**changes):
+    claim = {
+        "id": "CX",
+        "claim": "it moves",
+        "expected": 1,
+        "measured": 1.0,
+        "unit": "",
+        "verdict": "holds",
+        "why": "seen",
+    }
+    document = {
+        "experiment": "x",
+        "question": "?",
+        "config": {},
+        "environment": result.environment(1),
+        "claims": [claim],
+        "tables": {"t": [{"a": 1}]},
+        "artifacts": [],
+    }
+    return document | changes
+
+
+def test_malformed_results_are_refused(tmp_path):
+    result.write(tmp_path / "good.json", _document())
+    (claim,) = _document()["claims"]
+    wrong = {
+        "verdict 'maybe'.*holds, partly, refuted": [claim | {"verdict": "maybe"}],
+        "claim.why is missing": [{k: v for k, v in claim.items() if k != "why"}],
+        "claim.measured is None": [claim | {"measured": None}],
+        "claim.note is not part": [claim | {"note": ""}],
+    }
+    for message, claims in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            result.validate(_document(claims=claims))
+    with pytest.raises(ValueError, match=r"environment\.date is missing"):
+        result.validate(_document(environment={"jax": "", "platform": ""}))
+    with pytest.raises(ValueError, match="JSON compliant"):
+        result.write(tmp_path / "nan.json", _document(tables={"t": [{"a": math.nan}]}))
+
+
+def test_variants_take_turns_after_warming_up():
+    calls = []
+    variants = {name: lambda name=name: calls.append(name) for name in "ab"}
+    times = timing.interleaved(variants, repeats=3)
+    warm_up = ["a"] * timing.WARM_UP + ["b"] * timing.WARM_UP
+    assert calls == [*warm_up, "a", "b", "b", "a", "a", "b"]
+    for time in times.values():
+        assert 0 <= time.low_ms <= time.median_ms <= time.high_ms
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [(1234567, "1,234,567"), (0.000123456, "0.0001235"), (True, "yes"), (None, "")],
+)
+def test_values_in_words(given, written):
+    assert wording.value(given) == written
+
+
+def test_names_in_words():
+    assert wording.heading("sent_bytes") == "sent (bytes)"
+    assert wording.heading("walk_through") == "walk through"
+    assert wording.slug("Step time, by design") == "step-time-by-design"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_executed_ownership_is_that_of_the_schedule(count):
+    schedule = algorithms.ring_reduce_scatter(count)
+    left = ownership.executed(schedule, jaxdp.data_mesh(count))
+    *_, foretold = holdings(schedule)
+    assert left == foretold
+    assert ownership.complete_chunks(left) == [[device] for device in range(count)]
+
+
+def test_stages_move_what_the_docstring_says(run_tiny):
+    _, document = run_tiny("dp")
+    rows = {row["stage"]: row for row in document["tables"]["stages"]}
+    gradient_bytes = 4 * 618
+    assert rows["2 replicate"]["root_sends_bytes"] == 3 * gradient_bytes
+    assert rows["8 reduce gradient"]["root_gets_bytes"] == 3 * gradient_bytes
+    whole = rows.pop("all in one program")
+    rows.pop("GatherToRoot step")
+    for column in ("root_sends_bytes", "root_gets_bytes"):
+        assert whole[column] == sum(row[column] for row in rows.values())
+    differences = document["tables"]["same_step_as_one_device"]
+    assert max(row["relative difference"] for row in differences) < 1e-5
+
+
+def test_designs_stay_close_to_one_device(run_tiny):
+    _, document = run_tiny("compare")
+    rows = {row["run"]: row for row in document["tables"]["runs"]}
+    assert {name: row["rounds"] for name, row in rows.items()} == {
+        "single device": 0,
+        "star": 2,
+        "ring": 14,
+        "native": 1,
+    }
+    assert max(row["apart, first 20 steps"] for row in rows.values()) < 1e-5
+
+
+def test_slices_are_those_of_pytorch():
+    sizes = [part.stop - part.start for part in gradients.slices(64, 4)]
+    assert sizes == [16] * 4
+    rows = np.arange(66)
+    assert [len(rows[part]) for part in gradients.slices(66, 4)] == [17, 17, 17, 15]
