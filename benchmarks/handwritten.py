@@ -18,7 +18,8 @@ def ring(x: jax.Array, axis_name: str) -> jax.Array:
     """Ring all-reduce of `[L]`, N a divisor of L: the chunk under way is carried.
 
     The best of several spellings measured here (writing arrivals into place by
-    `dynamic_update_slice` copies the buffer once more; a dynamic roll is slower at N = 8).
+    `dynamic_update_slice` copies the buffer once more; a dynamic roll is slower at N =
+    8).
     """
     devices, rank = lax.axis_size(axis_name), lax.axis_index(axis_name)
     right = [(r, (r + 1) % devices) for r in range(devices)]

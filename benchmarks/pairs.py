@@ -5,6 +5,7 @@ ratio of neighbouring runs says more.
 """
 
 import dataclasses
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ class Pair:
         name: What is compared.
         ours_ms: Median time of ours.
         theirs_ms: Median time of the program written by hand.
+        pairs: How many pairs of runs were counted.
         ratio: Median of the ratios of neighbouring runs, ours / theirs.
         quartiles: First and third quartile of those ratios.
         limit: The ratio that must not be passed.
@@ -29,6 +31,7 @@ class Pair:
     name: str
     ours_ms: float
     theirs_ms: float
+    pairs: int
     ratio: float
     quartiles: tuple[float, float]
     limit: float
@@ -45,7 +48,7 @@ def compare(
     theirs: Callable[[], Any],
     *,
     limit: float,
-    repeats: int,
+    seconds: float,
 ) -> Pair:
     """Times both in turn, the first of each pair alternating.
 
@@ -54,13 +57,17 @@ def compare(
         ours: Runs our program once and returns its arrays.
         theirs: The same for the program written by hand.
         limit: The ratio that must not be passed.
-        repeats: Pairs counted, after three that are not.
+        seconds: How long to go on; at least 20 pairs are counted, after three that are
+            not.
 
     Returns:
         Medians in milliseconds and the ratio.
     """
     times: tuple[list[float], list[float]] = ([], [])
-    for repeat in range(-3, repeats):
+    begin = time.perf_counter()
+    for repeat in itertools.count(-3):
+        if repeat >= 20 and time.perf_counter() - begin > seconds:
+            break
         order = (0, 1) if repeat % 2 else (1, 0)
         for which in order:
             start = time.perf_counter()
@@ -73,6 +80,7 @@ def compare(
         name=name,
         ours_ms=1e3 * statistics.median(times[0]),
         theirs_ms=1e3 * statistics.median(times[1]),
+        pairs=len(ratios),
         ratio=statistics.median(ratios),
         quartiles=(first, third),
         limit=limit,

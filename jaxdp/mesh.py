@@ -83,6 +83,8 @@ def auto_mesh(mesh: Mesh, axis_name: str | None, caller: str) -> Mesh:
             f"{named}. Make the mesh with jaxdp.data_mesh(axis_name=...), or pass the "
             "axis_name that it has."
         )
+    if mesh.axis_types == (AxisType.Auto,):
+        return mesh
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,))
 
 

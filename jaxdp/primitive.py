@@ -78,14 +78,22 @@ class Collective:
         )
 
     def _rounds(self, chunks: jax.Array) -> jax.Array:
-        """The explicit program: `ppermute`s and additions."""
+        """The explicit program: `ppermute`s and additions.
+
+        A sum that is narrowed is divided and rounded once, by whoever completed it, and
+        travels on in the narrow dtype. Other sums are divided at the end, by everybody,
+        to the same bits: earlier, XLA would compute them twice, to send and to keep.
+        """
 
         def finish(complete):
             if self.divisor > 1:
                 complete = complete / self.divisor
             return complete.astype(chunks.dtype)
 
-        return executor.execute(self.schedule, chunks, self.axis_name, finish)
+        run = functools.partial(executor.execute, self.schedule, chunks, self.axis_name)
+        if executor.accumulation_dtype(chunks.dtype) != chunks.dtype:
+            return run(finish)
+        return finish(run())
 
     def transpose(self, cotangent: jax.Array, replicated: bool) -> jax.Array:
         """Applies the transposed collective; see the table above."""
