@@ -191,7 +191,10 @@ class _Reader:
 
     def _scan(self, params: dict, facts: list[Fact]) -> list[Fact]:
         """A loop with a carry: facts of the carry grow until they are stable."""
-        consts, carries = params["num_consts"], params["num_carry"]
+        if "ft_in" in params:  # jax 0.12
+            consts, carries, _ = map(len, params["ft_in"].unpack())
+        else:
+            consts, carries = params["num_consts"], params["num_carry"]
         carry = facts[consts : consts + carries]
         while True:
             given = [*facts[:consts], *carry, *facts[consts + carries :]]

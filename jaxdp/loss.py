@@ -93,7 +93,8 @@ def masked_mean(values: jax.Array, mask: jax.Array) -> Mean:
     keep = mask.reshape(-1, *[1] * (values.ndim - 1))
     kept = jnp.where(keep, values, 0)
     per_row = values.size // max(values.shape[0], 1)
-    return Mean(jnp.sum(kept), jnp.sum(mask, dtype=values.dtype) * per_row)
+    dtype = accumulation_dtype(values.dtype)
+    return Mean(jnp.sum(kept, dtype=dtype), jnp.sum(mask, dtype=dtype) * per_row)
 
 
 def split_loss(output: Any) -> tuple[Mean, Aux]:
@@ -184,14 +185,15 @@ def check_loss(loss: Mean, aux: Aux, arguments: dict) -> None:
         )
     if aux.model_state is not None:
         kept = [
-            jax.tree.map(jnp.shape, tree)
+            (jax.tree.structure(tree), [jnp.shape(x) for x in jax.tree.leaves(tree)])
             for tree in (aux.model_state, arguments["model_state"])
         ]
         if kept[0] != kept[1]:
+            shapes = [jax.tree.unflatten(*tree) for tree in kept]
             raise ValueError(
-                f"loss_fn returned a model_state of shapes {kept[0]}, and it received "
-                f"one of shapes {kept[1]}. A step must return what it was given. "
-                "Return every leaf, changed or not."
+                f"loss_fn returned a model_state of shapes {shapes[0]}, and it "
+                f"received one of shapes {shapes[1]}. A step must return what it was "
+                "given. Return every leaf, changed or not."
             )
     if "loss" in (aux.metrics or {}):
         raise ValueError(

@@ -5,7 +5,8 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+from jax.core import Tracer
+from jax.sharding import NamedSharding
 
 from jaxdp.buckets import is_summable
 from jaxdp.designs.base import Design
@@ -40,7 +41,7 @@ class TrainState:
 
 
 def check_state(
-    state: TrainState, design: Design, sharding: jax.sharding.Sharding
+    state: TrainState, design: Design, sharding: NamedSharding, caller: str
 ) -> None:
     """Refuses a state that another program made.
 
@@ -48,28 +49,38 @@ def check_state(
         state: What the caller passed as a state.
         design: The design of the program it was passed to.
         sharding: Any sharding over that program's mesh.
+        caller: Which function of that program.
 
     Raises:
         TypeError: No `TrainState`.
         ValueError: Made by another design, or on other devices.
+        RuntimeError: Given to a step before.
     """
     if not isinstance(state, TrainState):
         raise TypeError(
-            f"train.step got a state of type {type(state).__name__}. It must be the "
-            "TrainState that train.init or the last train.step returned."
+            f"train.{caller} got a state of type {type(state).__name__}. It must be "
+            "the TrainState that train.init or the last train.step returned."
         )
     if state.design != design:
         raise ValueError(
-            f"train.step got a state made by {state.design}, and this program uses "
+            f"train.{caller} got a state made by {state.design}, and this program uses "
             f"{design}. Make the state with this program's init, from the "
             "train.params(state) of the other."
         )
     given = getattr(state.step, "sharding", None) or sharding
-    if given.device_set != sharding.device_set:
+    if _ids(given) != _ids(sharding):
         raise ValueError(
-            f"train.step got a state on devices {_ids(given)}, and this program runs "
-            f"on {_ids(sharding)}. Make the state with this program's init, from the "
-            "train.params(state) of the other."
+            f"train.{caller} got a state on devices {_ids(given)}, and this program "
+            f"runs on {_ids(sharding)}, in this order. Make the state with this "
+            "program's init, from the train.params(state) of the other."
+        )
+    # jax 0.10 crashes the process when a program is given a deleted array.
+    if _is_deleted(state.step):  # as is the rest: a state is donated as a whole
+        raise RuntimeError(
+            f"train.{caller} got a state whose arrays have been deleted. train.step "
+            "donates the state that it is given, so that each state serves one step. "
+            "Go on with the state that it returned, and keep copies of parameters "
+            "with train.params(state)."
         )
 
 
@@ -80,7 +91,7 @@ def check_opt_state(given: PyTree, expected: PyTree) -> None:
         ValueError: Structure, shapes or dtypes differ.
     """
     types = [
-        jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+        (jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)])
         for tree in (given, expected)
     ]
     if types[0] != types[1]:
@@ -98,12 +109,13 @@ def check_params(params: PyTree) -> None:
     Raises:
         TypeError: Names them all.
     """
+    no_numbers = "OSU"  # kinds of NumPy dtypes: objects, bytes, strings
     bad = [
-        f"params{jax.tree_util.keystr(path)} ({jnp.result_type(leaf)})"
-        if hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex | bool)
-        else f"params{jax.tree_util.keystr(path)} ({type(leaf).__name__})"
+        f"params{jax.tree_util.keystr(path)} "
+        f"({getattr(leaf, 'dtype', type(leaf).__name__)})"
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        if not hasattr(leaf, "dtype") or not is_summable(leaf)
+        if getattr(getattr(leaf, "dtype", None), "kind", "O") in no_numbers
+        or not is_summable(leaf)
     ]
     if bad:
         raise TypeError(
@@ -114,8 +126,18 @@ def check_params(params: PyTree) -> None:
 
 
 def _ids(sharding: jax.sharding.Sharding) -> list[int]:
-    """Device ids of a sharding."""
-    return sorted(device.id for device in sharding.device_set)
+    """Device ids of a sharding, in the order of its mesh if it has one."""
+    devices = sharding.mesh.devices if isinstance(sharding, NamedSharding) else None
+    if devices is None:
+        return sorted(device.id for device in sharding.device_set)
+    return [device.id for device in devices.flat]
+
+
+def _is_deleted(leaf: Any) -> bool:
+    """Whether a leaf is an array that has been donated."""
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+        return False
+    return leaf.is_deleted()
 
 
 def _sizes(tree: PyTree) -> str:

@@ -40,10 +40,11 @@ def synchronize_gradients(
 
     def update(updates, params=None):
         del params
+        average = all_reduce(updates, axis_name, algorithm, mean=True)
         checked = axis_name in varying_axes(lax.axis_index(axis_name))
         if checked:
             _check_not_summed(updates, axis_name)
-        return all_reduce(updates, axis_name, algorithm, mean=True)
+        return average
 
     return optax.stateless(update)
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdp import guard
@@ -87,7 +87,9 @@ def data_parallel(
             not fit the mesh. From `init`, `step` and `lower`: a batch that cannot be
             split, a state of another design, tree or mesh, a loss that is no scalar,
             gradients that would be summed twice or never.
-        TypeError: Parameters or a loss that are not floating.
+        TypeError: A design that is none; parameters or a loss that are not floating.
+        RuntimeError: From `step`, `params` and `lower`: a state that was given to a
+            step before.
 
     Example:
         >>> import jax.numpy as jnp, jaxdp, optax
@@ -102,6 +104,11 @@ def data_parallel(
         157.5 1.05
     """
     mesh = auto_mesh(mesh, axis_name, "data_parallel")
+    if not isinstance(design, Design):
+        raise TypeError(
+            f"data_parallel got design={design!r}. It must be an instance of a design. "
+            "Pass, for example, jaxdp.RingAllReduce()."
+        )
     design.check(mesh.size)
     replica = Replica(loss_fn, optimizer, design, mesh.axis_names[0])
     program = _Program(replica, mesh)
@@ -125,7 +132,10 @@ class _Program:
         )
         self.jitted_init = jax.jit(self._init, out_shardings=sharding)
         self.jitted_step = jax.jit(
-            self._step, donate_argnums=0, out_shardings=(sharding, self.replicated)
+            self._step,
+            donate_argnums=0,
+            in_shardings=(sharding, NamedSharding(mesh, P(axis_name))),
+            out_shardings=(sharding, self.replicated),
         )
 
     def init(
@@ -139,23 +149,33 @@ class _Program:
         check_params(params)
         # Moves arrays from other devices or meshes; the copy in `_init` unties them.
         given = jax.device_put((params, rng, model_state), self.replicated)
-        return self.jitted_init(*given)
+        with self.context():
+            return self.jitted_init(*given)
 
     def step(self, state: TrainState, batch: PyTree) -> tuple[TrainState, dict]:
         """One optimizer update."""
-        check_state(state, self.replica.design, self.replicated)
-        return self.jitted_step(state, shard_batch(batch, self.mesh))
+        check_state(state, self.replica.design, self.replicated, "step")
+        batch = shard_batch(batch, self.mesh)
+        with self.context():
+            return self.jitted_step(state, batch)
 
     def params(self, state: TrainState) -> PyTree:
         """A copy of the parameters, which later steps do not donate."""
-        check_state(state, self.replica.design, self.replicated)
+        check_state(state, self.replica.design, self.replicated, "params")
         return jax.tree.map(jnp.copy, state.params)
 
     def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
         """The step's program."""
-        if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(batch)):
+        check_state(state, self.replica.design, self.replicated, "lower")
+        leaves = jax.tree.leaves(batch)
+        if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+            batch = shard_batch(batch, self.mesh)
+        with self.context():
             return self.jitted_step.lower(state, batch)
-        return self.jitted_step.lower(state, shard_batch(batch, self.mesh))
+
+    def context(self):
+        """Hides the mesh of a `jax.set_mesh`, whose axis may be Explicit."""
+        return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
 
     def _init(self, params, rng, model_state) -> TrainState:
         """Copies, so that no two leaves share a buffer, and strips weak types."""
@@ -175,40 +195,40 @@ class _Program:
         """The global program: traced, proven, then inlined."""
         fresh = jax.eval_shape(self.jitted_init, state.params, state.rng, None)
         check_opt_state(state.opt_state, fresh.opt_state)
-        local = []
-
-        def replica_step(state, batch):
-            local[:] = jax.tree.map(jax.typeof, (state, batch))
-            return self.replica.step(state, batch)
-
-        step = jax.shard_map(
-            replica_step,
-            mesh=self.mesh,
-            in_specs=self.specs,
-            out_specs=(self.specs[0], P()),
-            check_vma=False,  # see the module docstring
-        )
+        step = self._on_replicas(self.replica.step, (self.specs[0], P()))
         program, shapes = jax.make_jaxpr(step, return_shape=True)(state, batch)
-        self._prove(program, shapes, local)
+        self._prove(program, shapes, state, batch)
         results = jaxpr_as_fun(program)(*jax.tree.leaves((state, batch)))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
-    def _prove(self, program: ClosedJaxpr, outputs: PyTree, local: list) -> None:
+    def _on_replicas(self, body: Callable, out_specs: Any) -> Callable:
+        """Runs `body(state, batch)` on every device."""
+        return jax.shard_map(
+            body,
+            mesh=self.mesh,
+            in_specs=self.specs,
+            out_specs=out_specs,
+            check_vma=False,  # see the module docstring
+        )
+
+    def _prove(
+        self, program: ClosedJaxpr, outputs: PyTree, state: TrainState, batch: PyTree
+    ) -> None:
         """Proves that the program sums its gradients exactly once."""
         axis_name = self.replica.axis_name
-        (state, metrics) = jax.tree_util.tree_map_with_path(
+        (new, metrics) = jax.tree_util.tree_map_with_path(
             lambda path, _: jax.tree_util.keystr(path[1:]).lstrip("."), outputs
         )
-        free = jax.tree.map(lambda _: "", state.opt_state)
-        state = dataclasses.replace(state, opt_state=free)
+        free = jax.tree.map(lambda _: "", new.opt_state)
+        new = dataclasses.replace(new, opt_state=free)
         metrics = jax.tree.map(lambda name: f"metrics{name}", metrics)
-        names = [name or None for name in jax.tree.leaves((state, metrics))]
+        names = [name or None for name in jax.tree.leaves((new, metrics))]
 
         def loss_sums() -> bool:
-            state, batch = local
-            trace = jax.make_jaxpr(
-                self.replica.local_loss, axis_env=[(axis_name, self.mesh.size)]
-            )
-            return guard.sums_over(trace(state, batch, state.params), axis_name)
+            def total(state, batch):
+                return self.replica.local_loss(state, batch, state.params)[0]
+
+            traced = jax.make_jaxpr(self._on_replicas(total, P()))(state, batch)
+            return guard.sums_over(traced, axis_name)
 
         guard.check_summed_once(program, axis_name, names, loss_sums)
