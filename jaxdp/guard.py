@@ -25,6 +25,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxprs_in_params
 
 PyTree = Any
 MARK = "jaxdp gradient of "
+MARK_ALIKE = "jaxdp unaveraged "
 SUMS = frozenset({"psum", "psum2", "psum_invariant", "reduce_scatter"})
 ALIKE = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather"})
 
@@ -52,6 +53,11 @@ def mark(gradients: PyTree) -> PyTree:
         ),
         gradients,
     )
+
+
+def mark_alike(leaf: Any, name: str) -> Any:
+    """Names a leaf that no design averages, so that it must be the same everywhere."""
+    return checkpoint_name(leaf, MARK_ALIKE + name)
 
 
 def check_summed_once(
@@ -90,9 +96,8 @@ def check_summed_once(
             raise ValueError(
                 f"data_parallel: the new {name} may differ between the replicas on "
                 f"axis {axis_name!r}. All must end with the same bits. Let a design "
-                "end with jaxdp.all_reduce, all_gather or broadcast, keep the rank "
-                "out of the optimizer, and keep integer leaves of a model state "
-                "independent of the batch: they are not averaged."
+                "end with jaxdp.all_reduce, all_gather or broadcast, and keep the "
+                "rank out of the optimizer."
             )
 
 
@@ -121,6 +126,8 @@ class _Reader:
         name, params = eqn.primitive.name, eqn.params
         if name == "name" and params["name"].startswith(MARK):
             return [self._marked(params["name"].removeprefix(MARK), facts[0])]
+        if name == "name" and params["name"].startswith(MARK_ALIKE):
+            return [self._alike(params["name"].removeprefix(MARK_ALIKE), facts[0])]
         if name == "jaxdp_collective":
             return self._collective(params["collective"], join(facts))
         if self.axis_name in _axes(params):
@@ -152,6 +159,17 @@ class _Reader:
                 "data_parallel averages the gradients itself."
             )
         return Fact(fact.varies, None, frozenset({(f"gradient of {name}", 0)}))
+
+    def _alike(self, name: str, fact: Fact) -> Fact:
+        """A leaf that no design averages, before the exchange."""
+        if fact.varies:
+            raise ValueError(
+                f"data_parallel: the new {name} may differ between the replicas on "
+                f"axis {self.axis_name!r}. Integers, bools and keys are not averaged, "
+                "so they must not depend on the batch, the rank or the replica's "
+                "rng. Make it a float to have it averaged, or return it as it came."
+            )
+        return fact
 
     def _collective(self, collective: Any, fact: Fact) -> list[Fact]:
         """A collective of jaxdp."""

@@ -45,7 +45,9 @@ class Replica(NamedTuple):
             model_state = state.model_state
         else:  # weights may have widened it
             model_state = jax.tree.map(
-                lambda new, old: new.astype(old.dtype), model_state, state.model_state
+                lambda new, old: new.astype(old.dtype) if is_summable(new) else new,
+                model_state,
+                state.model_state,
             )
         state = TrainState(
             state.step + 1, params, opt_state, state.rng, model_state, self.design
@@ -67,8 +69,13 @@ class Replica(NamedTuple):
         check_loss(loss, aux, arguments)
         weighted = functools.partial(with_weight, loss)
         metrics = {name: weighted(value) for name, value in (aux.metrics or {}).items()}
-        model_state = jax.tree.map(
-            lambda leaf: weighted(leaf) if is_summable(leaf) else leaf, aux.model_state
+        model_state = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: (
+                weighted(leaf)
+                if is_summable(leaf)
+                else guard.mark_alike(leaf, f"model_state{jax.tree_util.keystr(path)}")
+            ),
+            aux.model_state,
         )
         return loss.total, (loss, metrics, model_state)
 

@@ -8,7 +8,7 @@ import pytest
 
 import jaxdp
 from tests import contract
-from tests.contract import KINDS, over_kinds
+from tests.contract import over_kinds
 from tests.helpers import as_numpy, assert_replicas_bit_equal
 
 
@@ -160,15 +160,32 @@ def test_model_state_that_is_only_read_keeps_its_bits(design):
     np.testing.assert_array_equal(as_numpy(state.model_state), statistics)
 
 
-@pytest.mark.parametrize("design", ["ring", "native"])
+@over_kinds
+def test_keys_and_counters_of_a_model_state_go_on(design):
+    def loss_fn(w, x, model_state):
+        key, seen = model_state["key"], model_state["seen"] + 1
+        key = jax.random.fold_in(key, 7)
+        return jnp.mean(w * x), jaxdp.Aux(model_state={"key": key, "seen": seen})
+
+    start = {"key": jax.random.key(3), "seen": np.int32(16777216)}
+    train = jaxdp.data_parallel(loss_fn, optax.sgd(1.0), jaxdp.data_mesh(3), design(3))
+    state = train.init(np.float32(1), model_state=start)
+    state, _ = train.step(state, np.ones(3, "f"))
+    expected = jax.random.key_data(jax.random.fold_in(start["key"], 7))
+    key_data = jax.random.key_data(state.model_state["key"])
+    np.testing.assert_array_equal(key_data, expected)
+    assert int(state.model_state["seen"]) == 16777217
+
+
+@over_kinds
 def test_integer_model_state_that_differs_between_replicas_is_refused(design):
     def loss_fn(w, x, model_state):
         return jnp.mean(w * x), jaxdp.Aux(model_state={"seen": jnp.sum(x > 1)})
 
-    message = r"model_state\['seen'\] may differ .*integer leaves .*not averaged"
+    message = r"model_state\['seen'\] may differ .*Integers.* not averaged"
     with pytest.raises(ValueError, match=message):
         contract.one_step(
-            KINDS[design],
+            design,
             loss_fn,
             np.float32(1),
             np.ones(2, "f"),
