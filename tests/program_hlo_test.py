@@ -1,7 +1,7 @@
 """Reading HLO text: groups, instructions, loops, branches, asynchronous forms.
 
 The snippets are what XLA prints for GPUs or in other versions, which the CPU of the
-test run does not. Most of the syntaxes were printed or accepted by `jaxlib`'s own parser.
+test run does not. `jaxlib`'s own parser accepted most of them.
 """
 
 import jax
