@@ -141,10 +141,10 @@ def test_a_ring_adds_from_the_next_rank_round_to_the_owner():
 def test_unknown_algorithms_are_refused(collective, algorithm):
     known = re.escape(str(sorted(algorithms.SCHEDULES[collective])))
     message = (
-        rf"{collective} got algorithm='tre'. It must be one of {known}, or a .*Sch"
+        rf"{collective} got algorithm='trees'. It must be one of {known}, or a .*Sch"
     )
     with pytest.raises(ValueError, match=message):
-        algorithms.build(collective, "tre", 4)
+        algorithms.build(collective, "trees", 4)
 
 
 @over_all
