@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import json
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from rich.table import Table
 import jaxdp
 from benchmarks import handwritten
 from benchmarks.pairs import Pair, compare
+from experiments.harness import devices as harness
 
 
 def executor_pair(devices: int, megabytes: int, seconds: float) -> Pair:
@@ -77,7 +79,7 @@ def step_pair(
     batch = jaxdp.shard_batch(batch, mesh)
     train = jaxdp.data_parallel(loss_fn, optimizer, mesh, design=design)
     by_hand = handwritten.step(loss_fn, optimizer, mesh, exchange)
-    states = {"ours": train.init(params)}
+    states: dict[str, Any] = {"ours": train.init(params)}
     replicated = jax.device_put(
         (params, optimizer.init(params)), NamedSharding(mesh, P())
     )
@@ -105,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("--seconds", type=float, default=15, help="per comparison")
     seconds = parser.parse_args().seconds
+    print(harness.start(8, "auto"))
     pairs = [
         executor_pair(devices, megabytes, seconds)
         for devices in (2, 4, 8)
@@ -120,7 +123,7 @@ def report(pairs: list[Pair]) -> None:
     """Prints a table and writes results/bench/result.json."""
     table = Table(
         *("program", "ours ms", "by hand ms", "ratio", "quartiles", "pairs", "limit"),
-        title=f"ours / by hand, medians of pairs, {jax.default_backend()} devices",
+        title="ours / by hand, medians of pairs",
     )
     for p in pairs:
         style = "green" if p.holds else "red"
@@ -143,7 +146,4 @@ def report(pairs: list[Pair]) -> None:
 
 
 if __name__ == "__main__":
-    if jax.config.jax_platforms is None:
-        jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 8)
     main()
