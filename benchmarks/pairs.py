@@ -49,6 +49,7 @@ def compare(
     *,
     limit: float,
     seconds: float,
+    renew: Callable[[], Any] = lambda: None,
 ) -> Pair:
     """Times both in turn, the first of each pair alternating.
 
@@ -59,15 +60,19 @@ def compare(
         limit: The ratio that must not be passed.
         seconds: How long to go on; at least 20 pairs are counted, after three that are
             not.
+        renew: Called before every tenth pair: gives both programs new arrays.
 
     Returns:
         Medians in milliseconds and the ratio.
     """
     times: tuple[list[float], list[float]] = ([], [])
     begin = time.perf_counter()
+    renew()
     for repeat in itertools.count(-3):
         if repeat >= 20 and time.perf_counter() - begin > seconds:
             break
+        if repeat % 10 == 0:
+            renew()
         order = (0, 1) if repeat % 2 else (1, 0)
         for which in order:
             start = time.perf_counter()

@@ -1,6 +1,7 @@
 """Batches: split along axis 0 over the devices of a mesh."""
 
 import dataclasses
+import functools
 from typing import Any, Literal
 
 import jax
@@ -79,14 +80,23 @@ def shard_batch(
         batch = jax.tree.map(lambda leaf: leaf[:kept], batch)
     elif rows % devices:
         raise ValueError(_indivisible(rows, devices, remainder))
-    sharding = NamedSharding(mesh, P(*mesh.axis_names))
+    sharding = _rows_over(mesh)
     if all(getattr(x, "sharding", None) == sharding for x in jax.tree.leaves(batch)):
         return batch  # `device_put` would find that out in a tenth of a millisecond
     return jax.device_put(batch, sharding)
 
 
+@functools.lru_cache(maxsize=64)
+def _rows_over(mesh: Mesh) -> NamedSharding:
+    """Axis 0 split over a mesh of one axis."""
+    return NamedSharding(mesh, P(*mesh.axis_names))
+
+
 def _common_length(batch: PyTree) -> int:
     """The number of rows that all leaves share."""
+    starts = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    if len(starts) == 1 and (start := starts.pop()) and start[0]:
+        return start[0]
     leaves = jax.tree_util.tree_leaves_with_path(batch)
     lengths = {
         jax.tree_util.keystr(path) or "the batch": (np.shape(leaf) or (None,))[0]
@@ -106,12 +116,10 @@ def _common_length(batch: PyTree) -> int:
             "along axis 0 and must have equally many rows. Give every leaf one entry "
             "per row."
         )
-    if not leaves or not (rows := next(iter(lengths.values()))):
-        raise ValueError(
-            f"shard_batch got an empty batch ({listed or 'no arrays'}). A step needs "
-            "at least one row. Skip this batch."
-        )
-    return rows
+    raise ValueError(
+        f"shard_batch got an empty batch ({listed or 'no arrays'}). A step needs at "
+        "least one row. Skip this batch."
+    )
 
 
 def _pad(leaf: Any, rows: int) -> Any:

@@ -68,7 +68,7 @@ def check_state(
             "train.params(state) of the other."
         )
     given = getattr(state.step, "sharding", None) or sharding
-    if _ids(given) != _ids(sharding):
+    if given != sharding and _ids(given) != _ids(sharding):
         raise ValueError(
             f"train.{caller} got a state on devices {_ids(given)}, and this program "
             f"runs on {_ids(sharding)}, in this order. Make the state with this "

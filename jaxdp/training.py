@@ -32,6 +32,7 @@ from jaxdp.replica import Replica
 from jaxdp.state import TrainState, check_opt_state, check_params, check_state
 
 PyTree = Any
+NO_MESH = AbstractMesh((), ())
 
 
 class DataParallel(NamedTuple):
@@ -175,7 +176,7 @@ class _Program:
 
     def context(self):
         """Hides the mesh of a `jax.set_mesh`, whose axis may be Explicit."""
-        return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+        return jax.sharding.use_abstract_mesh(NO_MESH)
 
     def _init(self, params, rng, model_state) -> TrainState:
         """Copies, so that no two leaves share a buffer, and strips weak types."""
