@@ -220,8 +220,9 @@ class _Program:
         (new, metrics) = jax.tree_util.tree_map_with_path(
             lambda path, _: jax.tree_util.keystr(path[1:]).lstrip("."), outputs
         )
-        free = jax.tree.map(lambda _: "", new.opt_state)
-        new = dataclasses.replace(new, opt_state=free)
+        if self.specs[0].opt_state != P():  # devices hold different parts of it
+            free = jax.tree.map(lambda _: "", new.opt_state)
+            new = dataclasses.replace(new, opt_state=free)
         metrics = jax.tree.map(lambda name: f"metrics{name}", metrics)
         names = [name or None for name in jax.tree.leaves((new, metrics))]
 

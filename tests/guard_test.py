@@ -168,6 +168,24 @@ def test_results_that_are_not_averaged_are_refused():
         contract.one_step(Local(), local_mean, PARAMS, BATCH)
 
 
+def test_an_optimizer_state_of_local_gradients_is_refused():
+    """The parameters are right for one step; the momentum would spoil the next."""
+
+    class LocalMomentum(jaxdp.Design):
+        def exchange(self, contribution, params, opt_state, update, axis_name):
+            mean = jaxdp.all_reduce(contribution, axis_name, mean=True)
+            right = update(mean, params, opt_state)
+            local = update(contribution, params, opt_state)
+            return right._replace(opt_state=local.opt_state)
+
+    message = r"new opt_state\[0\]\.trace.* depends on the gradient of params"
+    momentum = optax.sgd(0.1, momentum=0.9)
+    with pytest.raises(ValueError, match=message):
+        contract.one_step(
+            LocalMomentum(), local_mean, PARAMS, BATCH, optimizer=momentum
+        )
+
+
 @pytest.mark.parametrize(
     ("link", "by"),
     [
