@@ -16,16 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdp.program import analyze
 from jaxdp.program.report import ProgramReport
-
-RING = [(device, (device + 1) % 8) for device in range(8)]
-ROWS = np.arange(128, dtype=np.float32).reshape(8, 16)  # a row a device: 64 bytes
-DATA = P("data")
-
-
-def data_mesh(shape=(8,), names=("data",)):
-    auto = (jax.sharding.AxisType.Auto,) * len(shape)
-    count = int(np.prod(shape))
-    return jax.make_mesh(shape, names, axis_types=auto, devices=jax.devices()[:count])
+from tests.programs import DATA, RING, ROWS, data_mesh
 
 
 def compiled(body, *args, mesh=None, in_specs=DATA, out_specs=DATA):
