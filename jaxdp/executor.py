@@ -15,14 +15,14 @@ copy of the whole buffer (N = 2, 16 MiB, forced CPU devices: 8.4 ms against 6.1 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxdp.schedule import Schedule, Transfer, local_rows
+from jaxdp.schedule import Holdings, Schedule, Transfer, holdings, local_rows
 
 
 def accumulation_dtype(dtype) -> np.dtype:
@@ -56,8 +56,8 @@ def execute(
         places on this device, zeros elsewhere.
     """
     run = _Execution(schedule, chunks, axis_name, finish)
-    for round_ in schedule.rounds:
-        run.advance(round_.transfers)
+    for round_, held in zip(schedule.rounds, holdings(schedule), strict=False):
+        run.advance(round_.transfers, held)
     return run.output()
 
 
@@ -72,8 +72,7 @@ class _Value:
 class _Execution:
     """Where every chunk lives while a schedule runs.
 
-    `location[device, chunk]` indexes `values`; 0 is the input. `held` is what that
-    chunk sums up, as in `jaxdp.schedule.holdings`.
+    `location[device, chunk]` indexes `values`; 0 is the input.
     """
 
     def __init__(self, schedule, chunks, axis_name, finish):
@@ -83,28 +82,23 @@ class _Execution:
         self.rank = lax.axis_index(axis_name)
         self.values = [_Value(chunks)]
         self.location = np.zeros((schedule.devices, schedule.chunks), int)
-        self.held = {
-            (device, chunk): frozenset([device])
-            for chunk, devices in enumerate(schedule.starts)
-            for device in devices
-        }
 
-    def advance(self, transfers: tuple[Transfer, ...]) -> None:
-        """Runs one round: everything is sent before anything is applied."""
-        sent = [self._send(transfer) for transfer in transfers]
-        held = dict(self.held)
-        for transfer, arrived in zip(transfers, sent, strict=True):
+    def advance(self, transfers: tuple[Transfer, ...], held: Holdings) -> None:
+        """Runs one round: everything is sent before anything is applied.
+
+        `held` is what every chunk sums up before the round.
+        """
+        complete = [self._is_complete(transfer, held) for transfer in transfers]
+        sent = [self._send(*pair) for pair in zip(transfers, complete, strict=True)]
+        for transfer, done, arrived in zip(transfers, complete, sent, strict=True):
             targets = {target: chunk for _, target, chunk in transfer}
-            complete = self._are_complete({s: c for s, _, c in transfer}, held)
             if transfer.op == "add":
                 own = self._read([targets])
                 dtype = accumulation_dtype(own.dtype)
                 arrived = arrived.astype(dtype) + own.astype(dtype)
-            for source, target, chunk in transfer:
-                kept = self.held[target, chunk] if transfer.op == "add" else frozenset()
-                self.held[target, chunk] = held[source, chunk] | kept
+            for target, chunk in targets.items():
                 self.location[target, chunk] = len(self.values)
-            self.values.append(_Value(arrived, arrived if complete else None))
+            self.values.append(_Value(arrived, arrived if done else None))
 
     def output(self) -> jax.Array:
         """Collects the chunks of `schedule.ends` in one pass."""
@@ -114,19 +108,18 @@ class _Execution:
             rows = [{own: own for own in range(len(ends))}]
         return self._read(rows, finished=True, zeros=True)
 
-    def _send(self, transfer: Transfer) -> jax.Array:
+    def _send(self, transfer: Transfer, complete: bool) -> jax.Array:
         """Moves `[1, length]` along the pairs; devices that are no target get zeros."""
         sources = {source: chunk for source, _, chunk in transfer}
-        complete = self._are_complete(sources, self.held)
         value = self._read([sources], finished=complete)
         wire = lax.bitcast_convert_type(value, _wire_dtype(value.dtype))
         moved = lax.ppermute(wire, self.axis_name, transfer.pairs)
         return lax.bitcast_convert_type(moved, value.dtype)
 
-    def _are_complete(self, chunks: Mapping[int, int], held: Mapping) -> bool:
-        """Whether these (device, chunk) hold every contribution."""
+    def _is_complete(self, transfer: Transfer, held: Holdings) -> bool:
+        """Whether what it sends sums up every contribution; all or none does."""
         starts = self.schedule.starts
-        return all(held[d, c] == frozenset(starts[c]) for d, c in chunks.items())
+        return all(held[s][c] == frozenset(starts[c]) for s, _, c in transfer)
 
     def _read(
         self, rows: list[dict[int, int]], finished: bool = False, zeros: bool = False

@@ -71,7 +71,7 @@ def masked_mean(values: jax.Array, mask: jax.Array) -> Mean:
 
     Returns:
         `Mean` of the total over real rows and of their number of values. A NaN in a
-        padded row does not reach the total or its gradient.
+        padded row does not reach the total or its gradient with respect to `values`.
 
     Raises:
         ValueError: `mask` is not one bool per row of `values`.

@@ -63,8 +63,8 @@ class Collective:
 
     def __call__(self, chunks: jax.Array) -> jax.Array:
         """Runs on `[chunks, length]`, as in `jaxdp.executor.execute`."""
-        checked = self.axis_name in varying_axes(lax.axis_index(self.axis_name))
-        return self._bind(chunks, checked and self.kind in REPLICATED)
+        replicated = self.kind in REPLICATED and is_checked(self.axis_name)
+        return self._bind(chunks, replicated)
 
     def _bind(self, chunks: jax.Array, replicated: bool) -> jax.Array:
         """Runs, and types the result as replicated or as varying."""
@@ -171,6 +171,11 @@ batching.primitive_batchers[collective_p] = _batch
 def varying_axes(x: jax.Array) -> frozenset:
     """The mesh axes along which the type of `x` says it differs between devices."""
     return jax.typeof(x).mat.varying
+
+
+def is_checked(axis_name: str) -> bool:
+    """Whether this runs under `check_vma=True`: there ranks have a varying type."""
+    return axis_name in varying_axes(lax.axis_index(axis_name))
 
 
 @functools.lru_cache(maxsize=1024)

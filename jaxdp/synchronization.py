@@ -2,11 +2,10 @@
 
 import jax
 import optax
-from jax import lax
 
 from jaxdp.buckets import is_summable
 from jaxdp.collectives import Algorithm, PyTree, all_reduce
-from jaxdp.primitive import varying_axes
+from jaxdp.primitive import is_checked, varying_axes
 
 
 def synchronize_gradients(
@@ -40,9 +39,9 @@ def synchronize_gradients(
 
     def update(updates, params=None):
         del params
+        # First, because it refuses an axis that is not bound here.
         average = all_reduce(updates, axis_name, algorithm, mean=True)
-        checked = axis_name in varying_axes(lax.axis_index(axis_name))
-        if checked:
+        if is_checked(axis_name):
             _check_not_summed(updates, axis_name)
         return average
 
