@@ -1,5 +1,6 @@
 """Data-parallel designs as small, explicit JAX programs."""
 
+from jaxdp import replicated as replicated
 from jaxdp.collectives import all_gather as all_gather
 from jaxdp.collectives import all_reduce as all_reduce
 from jaxdp.collectives import broadcast as broadcast
@@ -18,6 +19,7 @@ from jaxdp.loss import masked_mean as masked_mean
 from jaxdp.mesh import data_mesh as data_mesh
 from jaxdp.program import ProgramReport as ProgramReport
 from jaxdp.program import analyze as analyze
+from jaxdp.replicated import DataParallel as DataParallel
 from jaxdp.synchronization import synchronize_gradients as synchronize_gradients
 from jaxdp.training import TrainState as TrainState
 from jaxdp.training import data_parallel as data_parallel

@@ -1,0 +1,15 @@
+"""`nn.DataParallel` on real devices: its pieces, the model, the step and views into it.
+
+One Python program, one compiled program per device, arrays on the devices they belong
+to. The designs of `jaxdp.designs` are one program over all devices instead.
+"""
+
+from jaxdp.replicated.adapters import from_linen as from_linen
+from jaxdp.replicated.adapters import from_nnx as from_nnx
+from jaxdp.replicated.functional import gather as gather
+from jaxdp.replicated.functional import parallel_apply as parallel_apply
+from jaxdp.replicated.functional import replicate as replicate
+from jaxdp.replicated.functional import scatter as scatter
+from jaxdp.replicated.model import DataParallel as DataParallel
+from jaxdp.replicated.step import State as State
+from jaxdp.replicated.step import TrainStep as TrainStep

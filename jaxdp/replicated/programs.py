@@ -1,0 +1,193 @@
+"""The programs of one replica: forward, forward that can go back, and backward.
+
+Each is one `jax.jit`, traced once for all devices and compiled for each device that
+runs it. The forward program of training returns what its backward program needs,
+without the arrays that were inputs already: a program's results are new buffers, and
+parameters would be copied.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+
+from jaxdp.buckets import is_summable
+from jaxdp.replicated.captured import check_captured, has_callbacks
+from jaxdp.replicated.devices import Device
+from jaxdp.replicated.inputs import is_array
+
+PyTree = Any
+Arrays = list[Any]
+
+
+class Constant:
+    """A leaf that is no array, as part of a cache's key: 1, 1.0 and True differ."""
+
+    def __init__(self, value: Any):
+        """Wraps any object; one without a hash is equal to itself only."""
+        self.value = value
+        try:
+            self.key = (type(value), hash(value), value)
+        except TypeError:
+            self.key = (type(value), id(value), None)
+
+    def __hash__(self) -> int:
+        """Of type and value."""
+        return hash(self.key[:2])
+
+    def __eq__(self, other: object) -> bool:
+        """Same type and value."""
+        return isinstance(other, Constant) and self.key == other.key
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of `apply_fn` without its arrays: what a program is compiled for.
+
+    Attributes:
+        apply_fn: `apply_fn(params, *inputs, **keywords)`, or with a model state
+            `apply_fn(params, *inputs, model_state=..., **keywords)`, which then returns
+            `(output, model_state)`.
+        structure: Tree of `(params, model_state, inputs, keywords)`.
+        constants: The leaves that are no arrays, by their place among the leaves.
+        devices: Where replicas run.
+    """
+
+    apply_fn: Callable[..., Any]
+    structure: Any  # a treedef
+    constants: tuple[tuple[int, Constant], ...]
+    devices: tuple[Device, ...]
+
+    def __call__(self, arrays: Sequence[Any]) -> tuple[PyTree, PyTree]:
+        """Output and next model state, for the arrays of one replica."""
+        leaves = list(arrays)
+        for place, constant in self.constants:
+            leaves.insert(place, constant.value)
+        params, state, inputs, keywords = jax.tree.unflatten(self.structure, leaves)
+        if state is None:
+            return self.apply_fn(params, *inputs, **keywords), None
+        result = self.apply_fn(params, *inputs, model_state=state, **keywords)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(
+                f"apply_fn returned {type(result).__name__} with a model_state. It "
+                "must return (output, model_state) then, 2 values, as it receives "
+                "model_state=. Return the state, changed or not."
+            )
+        return result
+
+
+def flatten(
+    apply_fn: Callable[..., Any], whole: PyTree, devices: tuple[Device, ...]
+) -> tuple[Call, Arrays]:
+    """A call of `(params, model_state, inputs, keywords)`, and its arrays."""
+    leaves, structure = jax.tree.flatten(whole)
+    arrays = [leaf for leaf in leaves if is_array(leaf)]
+    constants = tuple(
+        (i, Constant(leaf)) for i, leaf in enumerate(leaves) if not is_array(leaf)
+    )
+    return Call(apply_fn, structure, constants, devices), arrays
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["output", "state"],
+    meta_fields=["calls_back"],
+)
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What a replica made; `calls_back` if its program calls functions on the host."""
+
+    output: PyTree
+    state: PyTree
+    calls_back: bool
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["kept"],
+    meta_fields=["structure", "inputs"],
+)
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What a backward program needs: the activations, and which inputs.
+
+    Attributes:
+        kept: Arrays that the forward program made.
+        structure: Of the pullback.
+        inputs: For each leaf of the pullback the forward program's input that it is;
+            None takes the next of `kept`.
+    """
+
+    kept: Arrays
+    structure: Any  # a treedef
+    inputs: tuple[int | None, ...]
+
+    def needed(self, arrays: Arrays) -> Arrays:
+        """The inputs that the backward program takes again."""
+        return [arrays[i] for i in self.inputs if i is not None]
+
+    def pullback(self, needed: Arrays) -> Callable[[PyTree], PyTree]:
+        """The function from cotangents to gradients."""
+        kept, given = iter(self.kept), iter(needed)
+        leaves = [next(kept if i is None else given) for i in self.inputs]
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def predict(call: Call, arrays: Arrays) -> Made:
+    """Forward only: keeps nothing for a backward program."""
+    run, calls_back = _checked(call, arrays)
+    output, state = run(arrays)
+    return Made(output, state, calls_back)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def forward(call: Call, active: tuple[bool, ...], arrays: Arrays) -> tuple[Made, Saved]:
+    """Forward, and what backward needs for the gradient of the active arrays.
+
+    Cotangents are those of the differentiable leaves of the output, in order.
+    """
+    run, calls_back = _checked(call, arrays)
+
+    def of_active(chosen):
+        given = iter(chosen)
+        merged = [
+            next(given) if a else array for a, array in zip(active, arrays, strict=True)
+        ]
+        output, state = run(merged)
+        varying = [leaf for leaf in jax.tree.leaves(output) if is_summable(leaf)]
+        return varying, (output, state)
+
+    chosen = [array for a, array in zip(active, arrays, strict=True) if a]
+    made = jax.vjp(of_active, chosen, has_aux=True)
+    _, pullback, (output, state) = made
+    leaves, structure = jax.tree.flatten(pullback)
+    inputs = tuple(
+        next((i for i, array in enumerate(arrays) if array is leaf), None)
+        for leaf in leaves
+    )
+    kept = [leaf for i, leaf in zip(inputs, leaves, strict=True) if i is None]
+    return Made(output, state, calls_back), Saved(kept, structure, inputs)
+
+
+@jax.jit
+def backward(saved: Saved, needed: Arrays, cotangents: Arrays) -> Arrays:
+    """Gradients of the active arrays."""
+    (gradients,) = saved.pullback(needed)(cotangents)
+    return gradients
+
+
+def _checked(call: Call, arrays: Arrays) -> tuple[Callable[[Arrays], PyTree], bool]:
+    """The call as a checked jaxpr, and whether it calls back; runs when traced."""
+    program, shapes = jax.make_jaxpr(call, return_shape=True)(arrays)
+    check_captured(program, call.apply_fn, call.devices)
+    structure = jax.tree.structure(shapes)
+
+    def run(arrays):
+        results = jaxpr_as_fun(program)(*arrays)
+        return jax.tree.unflatten(structure, results)
+
+    return run, has_callbacks(program)
