@@ -53,8 +53,8 @@ def from_nnx(module: Any, **options: Any) -> DataParallel:
     has_state = bool(rest)
 
     def apply_fn(params, *inputs, model_state=None, **keywords):
-        parts = [nnx.State(params)] + [nnx.State(model_state)] * has_state
-        merged = nnx.merge(graphdef, *parts)
+        parts = [params] if model_state is None else [params, model_state]
+        merged = nnx.merge(graphdef, *map(nnx.State, parts))
         output = merged(*inputs, **keywords)
         if not has_state:
             return output
