@@ -1,4 +1,4 @@
-"""Figures of schedules; needs matplotlib, from the extra `experiments`.
+"""Figures of schedules and of traces; needs matplotlib, from the extra `experiments`.
 
 The figure in the README is made by:
 
@@ -8,3 +8,4 @@ The figure in the README is made by:
 """
 
 from jaxdp.draw.chunks import draw_schedule as draw_schedule
+from jaxdp.draw.gantt import draw_gantt as draw_gantt

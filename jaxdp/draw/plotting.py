@@ -15,6 +15,28 @@ DPI = 200
 Point = tuple[float, float]
 
 
+def empty_figure(width: float, height: float, caller: str) -> "Figure":
+    """A white figure, measured in inches.
+
+    Args:
+        width: Inches.
+        height: Inches.
+        caller: The public function, named in the error.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{caller} found no matplotlib ({error}). Figures need it, and jaxdp "
+            "does not install it by itself. Install the extra: "
+            "pip install 'jax-data-parallel[experiments]'."
+        ) from error
+    return Figure((width, height), dpi=DPI, facecolor="white")
+
+
 class Page:
     """A figure with inches as units and y downwards."""
 
@@ -29,15 +51,7 @@ class Page:
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"{caller} found no matplotlib ({error}). Figures need it, and jaxdp "
-                "does not install it by itself. Install the extra: "
-                "pip install 'jax-data-parallel[experiments]'."
-            ) from error
-        self.figure: Figure = Figure((width, height), dpi=DPI, facecolor="white")
+        self.figure = empty_figure(width, height, caller)
         self.axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set(xlim=(0, width), ylim=(height, 0))
         self.axes.set_axis_off()

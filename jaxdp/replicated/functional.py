@@ -165,9 +165,9 @@ def split(
     return fan_out(arrays, make), sizes
 
 
-def copy(arrays: Arrays, devices: Devices) -> list[Arrays]:
+def copy(arrays: Arrays, devices: Devices, what: str = "parameters") -> list[Arrays]:
     """Replicates arrays; returns for each device its copies."""
-    return fan_out(arrays, lambda indices: Replicate(devices))
+    return fan_out(arrays, lambda indices: Replicate(devices, what))
 
 
 def copies(params: PyTree, model_state: PyTree, devices: Devices) -> list[Arrays]:
@@ -176,13 +176,16 @@ def copies(params: PyTree, model_state: PyTree, devices: Devices) -> list[Arrays
     The root keeps its keys, since its buffers survive; replicas must not draw the same
     numbers.
     """
-    own, buffers = jax.tree.leaves(params), jax.tree.leaves(model_state)
-    parts = copy([*own, *buffers], devices)
-    keys = [len(own) + i for i, leaf in enumerate(buffers) if is_key(leaf)]
-    for replica, part in enumerate(parts):
-        for i in keys if replica else ():
-            part[i] = transfers.folded(part[i], replica)
-    return parts
+    parts = copy(jax.tree.leaves(params), devices)
+    buffers = jax.tree.leaves(model_state)
+    if not buffers:
+        return parts
+    copied = copy(buffers, devices, "buffers")
+    for replica, part in enumerate(copied[1:], start=1):
+        part[:] = [
+            transfers.folded(leaf, replica) if is_key(leaf) else leaf for leaf in part
+        ]
+    return [[*own, *part] for own, part in zip(parts, copied, strict=True)]
 
 
 def collect(

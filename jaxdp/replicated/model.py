@@ -10,6 +10,7 @@ successor keeps a copy on every device instead.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -18,7 +19,9 @@ import optax
 from jaxdp.replicated import functional, replicas
 from jaxdp.replicated.devices import Device, resolve, resolve_one
 from jaxdp.replicated.inputs import Inputs, check
+from jaxdp.replicated.memory import Memory, watching
 from jaxdp.replicated.programs import Arrays, Call, flatten
+from jaxdp.replicated.trace import Trace, tracing
 
 if TYPE_CHECKING:
     from jaxdp.replicated.step import TrainStep
@@ -188,6 +191,23 @@ class DataParallel:
         from jaxdp.replicated.step import TrainStep
 
         return TrainStep(self, loss_fn, optimizer)
+
+    def trace(self) -> AbstractContextManager[Trace]:
+        """Records every stage and device inside a `with` block.
+
+        Example:
+            >>> import jax.numpy as jnp, jaxdp
+            >>> model = jaxdp.DataParallel(lambda w, x: w * x, jnp.array(3.0))
+            >>> with model.trace() as trace:
+            ...     output = model(jnp.arange(10.0))
+            >>> trace.records[-1].stage
+            '5 gather'
+        """
+        return tracing()
+
+    def memory(self) -> AbstractContextManager[Memory]:
+        """Counts what every device holds, stage by stage, inside a `with` block."""
+        return watching()
 
     def split(self, params_like: PyTree, inputs: tuple, keywords: dict) -> Slices:
         """Stages 1 and 3: checks inputs and sends every device its slice.

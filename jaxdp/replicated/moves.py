@@ -91,15 +91,21 @@ class Scatter:
 
 @dataclasses.dataclass(frozen=True)
 class Replicate:
-    """Arrays to copies, one on each device; they come from the first."""
+    """Arrays to copies, one on each device; they come from the first.
+
+    Attributes:
+        devices: Of the replicas; the first is the root.
+        what: What the arrays are.
+    """
 
     devices: Devices
+    what: str = "parameters"
 
     def there(self, arrays: Arrays) -> list[Arrays]:
         """For each device its copies."""
         root = self.devices[0]
         return [
-            transfers.send(arrays, root, device, "2 replicate", "parameters", replica)
+            transfers.send(arrays, root, device, "2 replicate", self.what, replica)
             for replica, device in enumerate(self.devices)
         ]
 

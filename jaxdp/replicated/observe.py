@@ -1,13 +1,13 @@
 """Lets others watch a step: every transfer and program is told to who asked for it.
 
-Nothing is measured here, and without an observer nothing is done: the stages call
-`moved`, `ran` and `finished` on arrays that the devices may still be computing.
+Nothing is measured here, and without an observer nothing is done. The devices may
+still be at work on the arrays of an event when its observers see it.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax.core import Tracer
@@ -47,10 +47,25 @@ class Event(NamedTuple):
         """Bytes that a transfer moves; 0 if they were there already."""
         if self.lower is not None or self.source == self.target:
             return 0
-        return sum(array.nbytes for arrays in self.made.values() for array in arrays)
+        return sum(
+            array.size * array.dtype.itemsize
+            for arrays in self.made.values()
+            for array in arrays
+        )
 
 
-Observer = Callable[[Event], None]
+class Observer(Protocol):
+    """Watches what happens inside `observed_by(observer)`."""
+
+    def see(self, event: Event) -> None:
+        """Takes note of an event; may wait for its arrays."""
+        ...
+
+    def settle(self) -> None:
+        """Waits for all it has seen: their arrays may be donated next."""
+        ...
+
+
 _observers: list[Observer] = []
 
 
@@ -61,6 +76,7 @@ def observed_by(observer: Observer) -> Iterator[None]:
     try:
         yield
     finally:
+        observer.settle()
         _observers.remove(observer)
 
 
@@ -89,4 +105,10 @@ def tell(
     arrived = [a for a in jax.tree.leaves(given) if isinstance(a, jax.Array)]
     event = Event(stage, what, replica, source, target, arrived, arrays, lower, began)
     for observer in list(_observers):
-        observer(event)
+        observer.see(event)
+
+
+def settle() -> None:
+    """Lets observers finish before arrays are donated."""
+    for observer in list(_observers):
+        observer.settle()

@@ -39,7 +39,9 @@ def predict(
     return running
 
 
-def forward(slices: Any, arrays: Sequence[Arrays], trained: int) -> list[Any]:
+def forward(
+    slices: Any, arrays: Sequence[Arrays], trained: int
+) -> tuple[list[tuple[PyTree, PyTree]], list[Saved]]:
     """Starts every replica's forward program that can go back.
 
     Args:
@@ -48,26 +50,30 @@ def forward(slices: Any, arrays: Sequence[Arrays], trained: int) -> list[Any]:
         trained: The gradient of how many of them is wanted: the first ones.
 
     Returns:
-        For each replica `((output, model_state), saved)`.
+        For each replica `(output, model_state)`, and what its backward program needs.
     """
     active = tuple(i < trained for i in range(len(arrays[0])))
     with started(slices.devices, slices.sizes) as running:
         for i, (call, given) in enumerate(zip(slices.calls, arrays, strict=True)):
             running.append(run_forward(call, slices.devices[i], i, active, given))
-    return running
+    return [made for made, _ in running], [saved for _, saved in running]
 
 
 def backward(
-    saved: Sequence[Saved],
+    saved: list[Saved],
     devices: Devices,
-    arrays: Sequence[Arrays],
+    arrays: list[Arrays],
     cotangents: Sequence[Arrays],
 ) -> list[Arrays]:
-    """Starts every replica's backward program; a list of gradients for each."""
-    return [
-        run_backward(kept, device, i, kept.needed(arrays[i]), cotangents[i])
-        for i, (kept, device) in enumerate(zip(saved, devices, strict=True))
-    ]
+    """Starts every replica's backward program; a list of gradients for each.
+
+    Lets go of what a replica saved once its program has started.
+    """
+    gradients = []
+    for i, (device, given) in enumerate(zip(devices, cotangents, strict=True)):
+        kept, own = saved.pop(0), arrays.pop(0)
+        gradients.append(run_backward(kept, device, i, kept.needed(own), given))
+    return gradients
 
 
 @contextlib.contextmanager

@@ -117,6 +117,7 @@ class TrainStep:
             Exception: What a call of the model raises.
         """
         check_alive(state)
+        observe.settle()
         return self.update(state, self.run(state, inputs, targets, keywords))
 
     def run(
@@ -138,25 +139,29 @@ class TrainStep:
         """
         model = self.model
         inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-        targets = self._place(targets)  # 1
-        slices = model.split((state.params, state.model_state), inputs, keywords)  # 3
+        whole = (state.params, state.model_state)
+        targets = self._place(state, targets)  # 1
+        slices = model.split(whole, inputs, keywords)  # 3
         devices = slices.devices
-        replicate = Replicate(devices)
-        copies = functional.copies(state.params, state.model_state, devices)  # 2
-        given = [[*own, *part] for own, part in zip(copies, slices.inputs, strict=True)]
+        given = [
+            [*own, *part]
+            for own, part in zip(
+                functional.copies(*whole, devices),  # 2
+                slices.inputs,
+                strict=True,
+            )
+        ]
         trained = len(jax.tree.leaves(state.params))
-        ran = replicas.forward(slices, given, trained)  # 4
-        outputs = [output for (output, _), _ in ran]
+        made, saved = replicas.forward(slices, given, trained)  # 4
         gather, parts, structure = functional.gathering(
-            outputs, devices, model.output_device, model.dim
+            [output for output, _ in made], devices, model.output_device, model.dim
         )
         parts = gather.collect(parts)  # 5
         results, cotangents = self._loss(parts, structure, targets, rows)  # 6
         cotangents = gather.spread(cotangents)  # 7
-        saved = [kept for _, kept in ran]
         gradients = replicas.backward(saved, devices, given, cotangents)
-        (_, model_state), _ = ran[0]
-        return Round(replicate.collect(gradients), results, model_state)  # 8
+        gradients = Replicate(devices).collect(gradients)  # 8
+        return Round(gradients, results, made[0][1])
 
     def update(self, state: State, done: Round) -> tuple[State, dict[str, Any]]:
         """The rest of stage 8: the sum and the optimizer."""
@@ -175,8 +180,12 @@ class TrainStep:
         metrics = _metrics(done.results)
         return State(params, opt_state, done.model_state), metrics
 
-    def _place(self, targets: PyTree) -> PyTree:
-        """Targets on the output device."""
+    def _place(self, state: State, targets: PyTree) -> PyTree:
+        """Targets on the output device; the state is on the root already."""
+        root = self.model.root
+        held = {"parameters": state.params, "optimizer state": state.opt_state}
+        held["buffers"] = state.model_state
+        observe.tell("1 place", "state", None, root, root, [], held, observe.now())
         check_arrays(targets, "a train step", "targets")
         leaves, structure = jax.tree.flatten(targets)
         about = ("1 place", "targets")

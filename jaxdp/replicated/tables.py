@@ -1,0 +1,64 @@
+"""Rows as tables on the terminal; needs rich, from the extra `experiments`."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
+WIDTH = 120  # characters of a table as text
+
+
+def rich_table(title: str, rows: Rows, caption: str = "") -> Any:
+    """A `rich.table.Table`: numbers to the right, and a line between groups.
+
+    Args:
+        title: Stands above.
+        rows: All with the same columns; the first column makes the groups.
+        caption: Stands below.
+
+    Raises:
+        ModuleNotFoundError: rich is not installed.
+    """
+    box, table = _rich("rich.box"), _rich("rich.table")
+    style = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
+    shown = table.Table(title=title, caption=caption or None, **style)
+    columns = list(rows[0]) if rows else []
+    for column in columns:
+        number = isinstance(rows[0][column], int | float)
+        shown.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for i, row in enumerate(rows):
+        following = rows[i + 1][columns[0]] if i + 1 < len(rows) else None
+        ends = following != row[columns[0]]
+        shown.add_row(*(written(row[column]) for column in columns), end_section=ends)
+    return shown
+
+
+def as_text(table: Any) -> str:
+    """A rich table as plain text."""
+    console = _rich("rich.console").Console(width=WIDTH, color_system=None)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get()
+
+
+def written(value: Any) -> str:
+    """A cell: thousands apart, three decimals, markup kept as it is."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return str(value).replace("[", r"\[")
+
+
+def _rich(module: str) -> Any:
+    """A module of rich."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"jaxdp.replicated found no rich ({error}). Its tables need it, and jaxdp "
+            "does not install it by itself. Install the extra: "
+            "pip install 'jax-data-parallel[experiments]'."
+        ) from error
