@@ -15,14 +15,14 @@ import pytest
 import jaxdp
 from experiments import __main__ as experiments
 from experiments.harness import command, devices, registry, result, timing, wording
-from experiments.parts import gradients, ownership
+from experiments.parts import ownership
 from jaxdp import algorithms
 from jaxdp.schedule import holdings
 
 NAMES = ["compare", "dp", "ring"]
 CLAIMS = {
     "compare": {"CB7": "holds"},
-    "dp": {"CA1": "partly", "CA10": "holds", "CA15": "holds"},
+    "dp": {"CA1": "partly", "CA10": "holds", "CA11": "refuted", "CA16": "partly"},
     "ring": {"CB1": "holds", "CB3": "holds"},
 }
 
@@ -288,18 +288,35 @@ def test_executed_ownership_is_that_of_the_schedule(count):
     assert ownership.complete_chunks(left) == [[device] for device in range(count)]
 
 
-def test_stages_move_what_the_docstring_says(run_tiny):
+def test_a_step_moves_what_the_docstring_says(run_tiny):
     _, document = run_tiny("dp")
-    rows = {row["stage"]: row for row in document["tables"]["stages"]}
-    gradient_bytes = 4 * 618
-    assert rows["2 replicate"]["root_sends_bytes"] == 3 * gradient_bytes
-    assert rows["8 reduce gradient"]["root_gets_bytes"] == 3 * gradient_bytes
-    whole = rows.pop("all in one program")
-    rows.pop("GatherToRoot step")
-    for column in ("root_sends_bytes", "root_gets_bytes"):
-        assert whole[column] == sum(row[column] for row in rows.values())
+    moved = {row["stage"]: row for row in document["tables"]["moved_in_a_step"]}
+    phi, images, outputs = 4 * 618, 4 * 4 * 32 * 32 * 3, 4 * 4 * 10  # tiny: 4 rows
+    assert {stage: row["moved_bytes"] for stage, row in moved.items()} == {
+        "2 replicate": 3 * phi,
+        "3 scatter": images,
+        "5 gather": 3 * outputs // 4,
+        "7 scatter back": 3 * outputs // 4,
+        "8 reduce": 3 * phi,
+    }
+    assert all(row["expected_bytes"] == row["moved_bytes"] for row in moved.values())
+    stages = document["tables"]["stages"]
+    assert sum(row["moved_bytes"] for row in stages) == 4 * 4 + sum(  # labels too
+        row["moved_bytes"] for row in moved.values()
+    )
     differences = document["tables"]["same_step_as_one_device"]
     assert max(row["relative difference"] for row in differences) < 1e-5
+
+
+def test_gradient_norms_differ_before_the_reduction_only(run_tiny):
+    _, document = run_tiny("dp")
+    norms = document["tables"]["gradient_norms"]
+    assert [row["device"] for row in norms] == [f"cpu:{i}" for i in range(4)]
+    assert len({row["before the reduction"] for row in norms}) == 4
+    (everywhere,) = {row["after an all-reduce"] for row in norms}
+    root, *others = (row["after gather-to-root"] for row in norms)
+    np.testing.assert_allclose(float(root), everywhere, rtol=1e-6)
+    assert others == ["no gradient"] * 3
 
 
 def test_designs_stay_close_to_one_device(run_tiny):
@@ -312,10 +329,3 @@ def test_designs_stay_close_to_one_device(run_tiny):
         "native": 1,
     }
     assert max(row["apart, first 20 steps"] for row in rows.values()) < 1e-5
-
-
-def test_slices_are_those_of_pytorch():
-    sizes = [part.stop - part.start for part in gradients.slices(64, 4)]
-    assert sizes == [16] * 4
-    rows = np.arange(66)
-    assert [len(rows[part]) for part in gradients.slices(66, 4)] == [17, 17, 17, 15]

@@ -21,7 +21,7 @@ from experiments.harness.result import Document, Rows
 
 COLOURS = {"holds": "green", "partly": "yellow", "refuted": "red"}
 EMPHASIS = {"all": "bold red", "no": "bold red"}  # "all": a chunk that is complete
-MOST_ROWS = 24  # of a table on the terminal
+MOST_ROWS = 40  # of a table on the terminal
 WIDEST = 20  # characters of a cell that are kept on one line
 console = Console()
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, told apart with every common colour vision.
 PALETTE = (
-    *("#56B4E9", "#0072B2", "#009E73", "#F0E442", "#E69F00", "#D55E00", "#CC79A7"),
-    *("#1f2933", "#b5bfc9", "#7b8794"),
+    *("#56B4E9", "#0072B2", "#009E73", "#F0E442", "#E69F00", "#D55E00", "#1f2933"),
+    *("#CC79A7", "#b5bfc9", "#7b8794"),
 )
 LANE, WIDTH = 0.62, 9.0  # inches
 PROGRAM, TRANSFER = (0.04, 0.44), (-0.4, 0.3)  # below the lane's middle, height
@@ -40,7 +40,7 @@ def draw_gantt(
         ModuleNotFoundError: matplotlib is not installed.
     """
     lanes = sorted({r.target for r in records}, key=lambda name: (len(name), name))
-    stages = sorted({r.stage for r in records})
+    stages = sorted(dict.fromkeys(r.stage for r in records), key=lambda s: s[0])
     colours = {stage: PALETTE[i % len(PALETTE)] for i, stage in enumerate(stages)}
     figure = empty_figure(WIDTH, LANE * max(len(lanes), 1) + 1.9, "draw_gantt")
     figure.set_layout_engine("constrained", h_pad=0.1, w_pad=0.1)
@@ -81,14 +81,17 @@ def _describe(
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color("#d9dee3")
-    axes.legend(
-        handles=[
-            Patch(facecolor=colour, edgecolor=EDGE, linewidth=0.4, label=stage)
-            for stage, colour in colours.items()
-        ],
+    patches = [
+        Patch(facecolor=colour, edgecolor=EDGE, linewidth=0.4, label=stage)
+        for stage, colour in colours.items()
+    ]
+    rows = -(-len(patches) // 5)
+    columns = -(-len(patches) // rows) if patches else 1
+    axes.legend(  # matplotlib fills column by column; this reads row by row
+        handles=[patch for i in range(columns) for patch in patches[i::columns]],
         frameon=False,
         fontsize=8,
-        ncols=5,
+        ncols=columns,
         loc="upper center",
         bbox_to_anchor=(0.5, -0.22 if len(lanes) > 3 else -0.35),
     )

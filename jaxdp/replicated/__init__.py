@@ -10,6 +10,10 @@ from jaxdp.replicated.functional import gather as gather
 from jaxdp.replicated.functional import parallel_apply as parallel_apply
 from jaxdp.replicated.functional import replicate as replicate
 from jaxdp.replicated.functional import scatter as scatter
+from jaxdp.replicated.memory import Memory as Memory
+from jaxdp.replicated.memory import Snapshot as Snapshot
 from jaxdp.replicated.model import DataParallel as DataParallel
 from jaxdp.replicated.step import State as State
 from jaxdp.replicated.step import TrainStep as TrainStep
+from jaxdp.replicated.trace import Record as Record
+from jaxdp.replicated.trace import Trace as Trace

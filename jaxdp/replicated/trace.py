@@ -35,7 +35,8 @@ class Record(NamedTuple):
         source: Where a transfer came from, such as "cpu:0" or "host"; of a program its
             device.
         target: Where the results are.
-        shape: Of the largest array, and how many there are.
+        shape: Type and shape of the largest array, such as "float32[16,10]".
+        arrays: How many arrays there are.
         nbytes: Bytes moved between devices; 0 for programs and for what was there.
         start_ms: Since the first event.
         duration_ms: Until the results were there.
@@ -48,6 +49,7 @@ class Record(NamedTuple):
     source: str
     target: str
     shape: str
+    arrays: int
     nbytes: int
     start_ms: float
     duration_ms: float
@@ -138,7 +140,8 @@ class Trace:
                 "what": record.what,
                 "from": record.source,
                 "to": record.target if record.is_transfer else "",
-                "arrays": record.shape,
+                "largest": record.shape,
+                "arrays": record.arrays,
                 "moved_bytes": record.nbytes,
                 "start_ms": record.start_ms,
                 "duration_ms": record.duration_ms,
@@ -199,7 +202,8 @@ def _record(
         event.replica,
         name(event.source),
         name(event.target),
-        _described(arrays),
+        _largest(arrays),
+        len(arrays),
         event.nbytes if is_transfer else 0,
         start_ms,
         duration_ms,
@@ -207,10 +211,9 @@ def _record(
     )
 
 
-def _described(arrays: list[Any]) -> str:
-    """The shape of the largest array, and how many others there are."""
+def _largest(arrays: list[Any]) -> str:
+    """Type and shape of the largest array."""
     if not arrays:
         return ""
     largest = max(arrays, key=lambda array: array.size)
-    more = f" and {len(arrays) - 1} more" if len(arrays) > 1 else ""
-    return f"{largest.dtype}[{','.join(map(str, largest.shape))}]{more}"
+    return f"{largest.dtype}[{','.join(map(str, largest.shape))}]"
