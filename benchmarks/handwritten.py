@@ -1,10 +1,12 @@
 """The same programs written by hand, as one would without jaxdp."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
@@ -74,3 +76,56 @@ def step(
         check_vma=False,  # a hand-made ring is not provably replicated
     )
     return jax.jit(body, donate_argnums=(0, 1))
+
+
+def port_step(
+    apply: Callable[[PyTree, jax.Array], jax.Array],
+    loss_fn: Callable[[jax.Array, jax.Array], jax.Array],
+    optimizer: optax.GradientTransformation,
+    devices: Sequence[Any],
+) -> Callable:
+    """A step of `nn.DataParallel`: one program per device, transfers between them.
+
+    Args:
+        apply: `apply(params, x)`, the output of some rows.
+        loss_fn: `loss_fn(output, y)`, the mean over all rows.
+        optimizer: The optax transformation.
+        devices: The first holds parameters, loss and optimizer.
+
+    Returns:
+        `(params, opt_state, x, y) -> (params, opt_state, loss)`, for host arrays x, y.
+    """
+    root, count = devices[0], len(devices)
+
+    @jax.jit
+    def forward(params, x):
+        return jax.vjp(lambda params: apply(params, x), params)
+
+    @jax.jit
+    def backward(pullback, cotangent):
+        return pullback(cotangent)[0]
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss_of(outputs, y):
+        return loss_fn(jnp.concatenate(outputs), y)
+
+    @functools.partial(jax.jit, donate_argnums=(1, 2))
+    def update(gradients, params, opt_state):
+        gradient = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *gradients)
+        updates, opt_state = optimizer.update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    def step(params, opt_state, x, y):
+        y = jax.device_put(y, root)
+        slices = map(jax.device_put, np.split(x, count), devices)
+        copies = [jax.device_put(params, device) for device in devices]
+        outputs, pullbacks = zip(*map(forward, copies, slices), strict=True)
+        gathered = [jax.device_put(output, root) for output in outputs]
+        loss, cotangents = loss_of(gathered, y)
+        back = map(jax.device_put, cotangents, devices)
+        gradients = list(map(backward, pullbacks, back))
+        received = [jax.device_put(gradient, root) for gradient in gradients]
+        return *update(received, params, opt_state), loss
+
+    return step

@@ -4,12 +4,13 @@ The only place that names axis types: `jax.make_mesh` gives Explicit axes by def
 which refuse plain arrays inside `shard_map`.
 """
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 
 def data_mesh(
@@ -51,6 +52,27 @@ def data_mesh(
             "jax.devices()."
         )
     return Mesh(np.array(devices), (axis_name,), axis_types=(AxisType.Auto,))
+
+
+def without_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Hides the mesh of a `jax.set_mesh` from a function.
+
+    Under it JAX refuses programs on other devices, and plain arrays if its axes are
+    Explicit. Inside `jax.grad` JAX hides axes only, and not devices.
+    """
+
+    @functools.wraps(function)
+    def hidden(*args, **keywords):
+        if jax.sharding.get_abstract_mesh().empty:
+            return function(*args, **keywords)
+        try:
+            no_mesh = jax.set_mesh(None)
+        except ValueError:  # inside a transformation
+            no_mesh = jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+        with no_mesh:
+            return function(*args, **keywords)
+
+    return hidden
 
 
 def auto_mesh(mesh: Mesh, axis_name: str | None, caller: str) -> Mesh:

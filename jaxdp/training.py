@@ -20,19 +20,18 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdp import guard
 from jaxdp.buckets import is_key
 from jaxdp.data import shard_batch
 from jaxdp.designs import Design, RingAllReduce
-from jaxdp.mesh import auto_mesh
+from jaxdp.mesh import auto_mesh, without_mesh
 from jaxdp.replica import Replica
 from jaxdp.state import TrainState, check_opt_state, check_params, check_state
 
 PyTree = Any
-NO_MESH = AbstractMesh((), ())
 
 
 class DataParallel(NamedTuple):
@@ -150,15 +149,13 @@ class _Program:
         check_params(params)
         # Moves arrays from other devices or meshes; the copy in `_init` unties them.
         given = jax.device_put((params, rng, model_state), self.replicated)
-        with self.context():
-            return self.jitted_init(*given)
+        return without_mesh(self.jitted_init)(*given)
 
     def step(self, state: TrainState, batch: PyTree) -> tuple[TrainState, dict]:
         """One optimizer update."""
         check_state(state, self.replica.design, self.replicated, "step")
         batch = shard_batch(batch, self.mesh)
-        with self.context():
-            return self.jitted_step(state, batch)
+        return without_mesh(self.jitted_step)(state, batch)
 
     def params(self, state: TrainState) -> PyTree:
         """A copy of the parameters, which later steps do not donate."""
@@ -171,12 +168,7 @@ class _Program:
         leaves = jax.tree.leaves(batch)
         if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
             batch = shard_batch(batch, self.mesh)
-        with self.context():
-            return self.jitted_step.lower(state, batch)
-
-    def context(self):
-        """Hides the mesh of a `jax.set_mesh`, whose axis may be Explicit."""
-        return jax.sharding.use_abstract_mesh(NO_MESH)
+        return without_mesh(self.jitted_step.lower)(state, batch)
 
     def _init(self, params, rng, model_state) -> TrainState:
         """Copies, so that no two leaves share a buffer, and strips weak types."""

@@ -6,6 +6,7 @@ import sys
 
 import jax
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, Mesh
 
@@ -159,3 +160,19 @@ def test_more_devices_than_jax_started_with_are_refused():
 
 def test_the_remedy_that_the_error_names_works():
     assert run_alone(ASK_IN_TIME, JAX_NUM_CPU_DEVICES="8") == "8"
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Explicit, AxisType.Auto], ids=str)
+def test_a_mesh_that_is_set_does_not_reach_the_port(axis_type):
+    mesh = Mesh(np.array(jax.devices()[::-1]), ("rows",), axis_types=(axis_type,))
+    w, x = np.arange(1.0, 4.0), np.arange(12.0).reshape(4, 3)
+    w, x = w.astype(np.float32), x.astype(np.float32)
+    model = jaxdp.DataParallel(lambda w, x: x @ w, w, device_ids=[5, 2])
+    step = model.train_step(lambda output, y: (output - y).mean(), optax.sgd(1.0))
+    with jax.set_mesh(mesh):
+        output = model(x)
+        state, metrics = step(step.init(), x, np.ones(4, np.float32))
+    assert output.devices() == metrics["loss"].devices() == {jax.devices()[5]}
+    np.testing.assert_array_equal(output, [8, 26, 44, 62])
+    assert metrics["loss"] == 34
+    np.testing.assert_array_equal(state.params, w - x.mean(axis=0))

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxdp.buckets import is_key
+from jaxdp.mesh import without_mesh
 from jaxdp.replicated import replicas as side_by_side
 from jaxdp.replicated import transfers
 from jaxdp.replicated.devices import Device, name, resolve, resolve_one
@@ -22,6 +23,7 @@ PyTree = Any
 Arrays = list[Any]
 
 
+@without_mesh
 def scatter(x: PyTree, device_ids: Sequence[Any], dim: int = 0) -> list[PyTree]:
     """Splits all arrays of a tree along `dim` and sends slice i to device i.
 
@@ -57,6 +59,7 @@ def scatter(x: PyTree, device_ids: Sequence[Any], dim: int = 0) -> list[PyTree]:
     return [_merged(structure, leaves, places, part) for part in parts]
 
 
+@without_mesh
 def replicate(params: PyTree, device_ids: Sequence[Any]) -> list[PyTree]:
     """Copies all arrays of a tree to every device.
 
@@ -81,6 +84,7 @@ def replicate(params: PyTree, device_ids: Sequence[Any]) -> list[PyTree]:
     return [_merged(structure, leaves, places, part) for part in copies]
 
 
+@without_mesh
 def parallel_apply(
     apply_fn: Callable[..., Any],
     replicas: Sequence[PyTree],
@@ -120,6 +124,7 @@ def parallel_apply(
     return [output for output, _ in side_by_side.predict(calls, arrays, devices)]
 
 
+@without_mesh
 def gather(outputs: Sequence[PyTree], output_device: Any, dim: int = 0) -> PyTree:
     """Joins the replicas' outputs on one device, leaf by leaf.
 

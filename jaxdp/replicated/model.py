@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import optax
 
+from jaxdp.mesh import without_mesh
 from jaxdp.replicated import functional, replicas
 from jaxdp.replicated.devices import Device, resolve, resolve_one
 from jaxdp.replicated.inputs import Inputs, check
@@ -226,6 +227,7 @@ class DataParallel:
         used = self.devices[: len(sizes)]
         return Slices([call] * len(sizes), slices, used, sizes)
 
+    @without_mesh
     def _run(self, params, state, inputs, keywords) -> tuple[PyTree, PyTree]:
         """Stages 1 to 5."""
         slices = self.split((params, state), inputs, keywords)

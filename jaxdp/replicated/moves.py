@@ -15,6 +15,7 @@ import jax
 from jax.core import Tracer
 
 from jaxdp.buckets import is_summable
+from jaxdp.mesh import without_mesh
 from jaxdp.replicated import observe, transfers
 from jaxdp.replicated.devices import Device
 from jaxdp.replicated.transfers import Arrays, Sizes
@@ -196,7 +197,7 @@ def linear(move: Move, arrays: Any) -> Any:
 
 linear.defvjp(
     lambda move, arrays: (move.there(arrays), None),
-    lambda move, _, cotangents: (move.back(cotangents),),
+    lambda move, _, cotangents: (without_mesh(move.back)(cotangents),),
 )
 
 

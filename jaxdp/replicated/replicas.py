@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from jaxdp.buckets import is_movable, is_summable
+from jaxdp.mesh import without_mesh
 from jaxdp.replicated import observe, programs
 from jaxdp.replicated.devices import Device, name
 from jaxdp.replicated.inputs import rows_of
@@ -162,6 +163,7 @@ def _there(call, device, replica, primals: list[CustomVJPPrimal]):
     return made, (saved, saved.needed(arrays), _Static((len(arrays), *places)))
 
 
+@without_mesh
 def _back(call, device, replica, residuals, cotangents):
     """Runs backward; arrays that were not asked for get no gradient."""
     del call

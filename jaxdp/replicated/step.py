@@ -23,6 +23,7 @@ from jax import lax
 
 from jaxdp.buckets import is_key, is_summable
 from jaxdp.loss import Aux, Mean, divided, split_loss, with_weight
+from jaxdp.mesh import without_mesh
 from jaxdp.replicated import functional, observe, replicas, transfers
 from jaxdp.replicated.inputs import check_arrays
 from jaxdp.replicated.moves import Replicate
@@ -63,9 +64,16 @@ class Round(NamedTuple):
     results: dict[str, Mean]
     model_state: PyTree
 
+    def summed(self) -> "Round":
+        """With one sum of gradients, in buffers of its own."""
+        zeros = [jnp.zeros_like(g, device=g.sharding) for g in self.gradients[0]]
+        return self._replace(gradients=[_add_to(zeros, self.gradients)])
+
     def plus(self, other: "Round") -> "Round":
-        """Both together, with one sum of gradients."""
-        total = transfers.added([*self.gradients, *other.gradients])
+        """Adds another round to this `summed` one, whose gradients are donated."""
+        (total,) = self.gradients
+        observe.settle()
+        total = _add_to(total, other.gradients)
         results = _summed(self.results, other.results)
         return Round([total], results, other.model_state)
 
@@ -84,6 +92,7 @@ class TrainStep:
         self.loss_fn = loss_fn
         self.optimizer = optimizer
 
+    @without_mesh
     def init(self, params: PyTree = None) -> State:
         """The state before the first step: copies, on the root.
 
@@ -98,6 +107,7 @@ class TrainStep:
         given = jax.device_put((params, self.model.model_state), self.model.root)
         return _init(self.optimizer, *given)
 
+    @without_mesh
     def __call__(
         self, state: State, inputs: Any, targets: PyTree, **keywords: Any
     ) -> tuple[State, dict[str, Any]]:
@@ -268,6 +278,23 @@ def _loss(
     (_, results), cotangents = jax.value_and_grad(total, has_aux=True)(smooth)
     each = len(cotangents) // len(parts)
     return results, [cotangents[i * each : (i + 1) * each] for i in range(len(parts))]
+
+
+def _add_to(total: Arrays, parts: list[Arrays]) -> Arrays:
+    """Adds parts of a gradient to a sum, which is donated; told to observers."""
+    began = observe.now()
+    lower = functools.partial(_accumulate.lower, total, parts)
+    total = _accumulate(total, parts)
+    root = transfers.where(total[0])
+    about = ("8 reduce", "sum of rounds", None, root, root, parts)
+    observe.tell(*about, {"gradient": total}, began, lower)
+    return total
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _accumulate(total: Arrays, parts: list[Arrays]) -> Arrays:
+    """Accumulated in one set of buffers, however many rounds there are."""
+    return transfers.add([total, *parts])
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=(3, 4))
