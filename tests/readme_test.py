@@ -7,7 +7,7 @@ README = pathlib.Path(__file__).parent.parent / "README.md"
 
 
 def test_code_of_the_readme_runs(capsys):
-    training, collectives, analysis = re.findall(
+    training, collectives, analysis, port = re.findall(
         r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL
     )
     names = {}
@@ -18,6 +18,9 @@ def test_code_of_the_readme_runs(capsys):
     printed = capsys.readouterr().out
     assert names["report"].count("collective-permute") == 14
     assert str(names["report"].sent_bytes) in printed
+    exec(port, names)
+    assert names["output"].shape == (66, 1)
+    assert "2 replicate" in capsys.readouterr().out
 
 
 def test_files_that_the_readme_names_exist():
