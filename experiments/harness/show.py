@@ -54,6 +54,7 @@ def table(name: str, rows: Rows) -> None:
         shown.add_column(
             wording.heading(column),
             justify="right" if right else "left",
+            overflow="fold",
             no_wrap=not right and longest <= WIDEST,  # headings wrap instead
         )
     first = [row[columns[0]] for row in rows]

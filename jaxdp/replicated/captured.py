@@ -85,15 +85,27 @@ def _fixed_devices(eqn: Any) -> set[Device]:
 
 
 def _name_of(array: jax.Array, apply_fn: Callable[..., Any]) -> str:
-    """The variable that holds a captured array, if it can be found."""
+    """The variable or attribute that holds a captured array, if it can be found."""
+    for place, value in _captured(apply_fn):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+            if leaf is array:
+                return f"{place}{jax.tree_util.keystr(path)}"
+    return "an array"
+
+
+def _captured(apply_fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """What a function sees beside its arguments, by name; objects by attribute."""
     function = inspect.unwrap(getattr(apply_fn, "func", apply_fn))
+    owner = getattr(function, "__self__", None)
+    if not inspect.isroutine(function):  # an object with __call__
+        function, owner = type(function).__call__, function
     try:
         variables = inspect.getclosurevars(function)
     except TypeError:  # no Python function
-        return "an array"
-    for scope in (variables.nonlocals, variables.globals):
+        return
+    for scope in ({"self": owner}, variables.nonlocals, variables.globals):
         for variable, value in scope.items():
-            for path, leaf in jax.tree_util.tree_leaves_with_path(value):
-                if leaf is array:
-                    return f"{variable}{jax.tree_util.keystr(path)}"
-    return "an array"
+            yield variable, value
+            if not inspect.ismodule(value):
+                for attribute, held in getattr(value, "__dict__", {}).items():
+                    yield f"{variable}.{attribute}", held

@@ -26,6 +26,7 @@ class Inputs(NamedTuple):
 
 
 FOREIGN = ("__array__", "__array_interface__", "__dlpack__", "__cuda_array_interface__")
+SHOWN = 3  # leaves of one kind in a message
 NUMBERS = (bool, int, float, complex)
 
 
@@ -78,11 +79,7 @@ def check(tree: PyTree, dim: int, caller: str, name: str = "") -> int:
         ValueError: No array to split, `dim` out of range, arrays of different length,
             or no rows; or the call is being traced by `jit` or `vmap`.
     """
-    if not isinstance(dim, int | np.integer) or isinstance(dim, bool):
-        raise TypeError(
-            f"{caller} got dim={dim!r}. It must be an integer, the dimension along "
-            "which arrays are split and joined. Use dim=0 for batches [rows, ...]."
-        )
+    check_dim(dim, caller)
     lengths: set[int | None] = set()
     plain = True
     for leaf in jax.tree.leaves(tree):
@@ -96,6 +93,19 @@ def check(tree: PyTree, dim: int, caller: str, name: str = "") -> int:
         return rows
     _refuse_lengths(tree, dim, caller, name)
     raise AssertionError  # one of the refusals above applies
+
+
+def check_dim(dim: Any, caller: str) -> None:
+    """Checks that `dim` is an integer.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(dim, int | np.integer) or isinstance(dim, bool):
+        raise TypeError(
+            f"{caller} got dim={dim!r}. It must be an integer, the dimension along "
+            "which arrays are split and joined. Use dim=0 for batches [rows, ...]."
+        )
 
 
 def check_arrays(tree: PyTree, caller: str, name: str) -> None:
@@ -137,8 +147,10 @@ def _refuse_strangers(tree: PyTree, caller: str, name: str) -> None:
             kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
             bad.append(f"{where} is a {kind}. {_conversion(leaf)}")
     if bad:
+        shown = "; ".join(bad[:SHOWN])
+        more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
         raise TypeError(
-            f"{caller} got inputs that no device takes: {'; '.join(bad)}. Arrays must "
+            f"{caller} got inputs that no device takes: {shown}{more}. Arrays must "
             "be jax.Array or numpy.ndarray, with numbers in them."
         )
 

@@ -19,7 +19,7 @@ import optax
 from jaxdp.mesh import without_mesh
 from jaxdp.replicated import functional, replicas
 from jaxdp.replicated.devices import Device, resolve, resolve_one
-from jaxdp.replicated.inputs import Inputs, check
+from jaxdp.replicated.inputs import Inputs, check, check_dim
 from jaxdp.replicated.memory import Memory, watching
 from jaxdp.replicated.programs import Arrays, Call, flatten
 from jaxdp.replicated.trace import Trace, tracing
@@ -97,12 +97,13 @@ class DataParallel:
             TypeError: `apply_fn` is no function, `dim` no integer, an id none.
             ValueError: Devices that do not exist, or one twice.
         """
-        if not callable(apply_fn):
+        if not callable(apply_fn) or _is_flax_module(apply_fn):
             raise TypeError(
                 f"DataParallel got apply_fn of type {type(apply_fn).__name__}. It must "
                 "be a function apply_fn(params, *inputs). For a Flax module use "
-                "jaxdp.replicated.from_nnx or from_linen."
+                "jaxdp.replicated.from_nnx(module) or from_linen(module, variables)."
             )
+        check_dim(dim, "DataParallel")
         self.apply_fn = apply_fn
         self.devices = resolve(device_ids, "DataParallel")
         self.output_device = (
@@ -243,3 +244,11 @@ class DataParallel:
             outputs, slices.devices, self.output_device, self.dim
         )
         return output, ran[0][1]
+
+
+def _is_flax_module(value: Any) -> bool:
+    """Whether a value is a module of NNX or Linen, asked without importing Flax."""
+    return any(
+        kind.__name__ == "Module" and kind.__module__.startswith("flax.")
+        for kind in type(value).__mro__
+    )
