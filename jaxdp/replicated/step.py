@@ -127,7 +127,6 @@ class TrainStep:
             Exception: What a call of the model raises.
         """
         check_alive(state)
-        observe.settle()
         return self.update(state, self.run(state, inputs, targets, keywords))
 
     def run(
@@ -174,7 +173,13 @@ class TrainStep:
         return Round(gradients, results, made[0][1])
 
     def update(self, state: State, done: Round) -> tuple[State, dict[str, Any]]:
-        """The rest of stage 8: the sum and the optimizer."""
+        """The rest of stage 8: the sum and the optimizer.
+
+        Args:
+            state: Donated.
+            done: The gradients of all rows.
+        """
+        observe.settle()
         root, output_device = self.model.root, self.model.output_device
         weight = done.results["loss"].weight
         if weight is not None:
