@@ -6,10 +6,17 @@ to. The designs of `jaxdp.designs` are one program over all devices instead.
 
 from jaxdp.replicated.adapters import from_linen as from_linen
 from jaxdp.replicated.adapters import from_nnx as from_nnx
+from jaxdp.replicated.anomaly import Anomaly as Anomaly
+from jaxdp.replicated.anomaly import find_nan as find_nan
+from jaxdp.replicated.diagnosis import Diagnosis as Diagnosis
+from jaxdp.replicated.diagnosis import diagnose as diagnose
+from jaxdp.replicated.findings import Finding as Finding
 from jaxdp.replicated.functional import gather as gather
 from jaxdp.replicated.functional import parallel_apply as parallel_apply
 from jaxdp.replicated.functional import replicate as replicate
 from jaxdp.replicated.functional import scatter as scatter
+from jaxdp.replicated.layers import Layer as Layer
+from jaxdp.replicated.layers import layers as layers
 from jaxdp.replicated.memory import Memory as Memory
 from jaxdp.replicated.memory import Snapshot as Snapshot
 from jaxdp.replicated.model import DataParallel as DataParallel
@@ -17,3 +24,5 @@ from jaxdp.replicated.step import State as State
 from jaxdp.replicated.step import TrainStep as TrainStep
 from jaxdp.replicated.trace import Record as Record
 from jaxdp.replicated.trace import Trace as Trace
+from jaxdp.replicated.watch import MemoryWatch as MemoryWatch
+from jaxdp.replicated.watch import WatchEvent as WatchEvent

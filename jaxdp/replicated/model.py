@@ -25,7 +25,10 @@ from jaxdp.replicated.programs import Arrays, Call, flatten
 from jaxdp.replicated.trace import Trace, tracing
 
 if TYPE_CHECKING:
-    from jaxdp.replicated.step import TrainStep
+    from jaxdp.replicated.anomaly import Anomaly
+    from jaxdp.replicated.diagnosis import Diagnosis
+    from jaxdp.replicated.layers import Layer
+    from jaxdp.replicated.step import State, TrainStep
 
 PyTree = Any
 
@@ -210,6 +213,51 @@ class DataParallel:
     def memory(self) -> AbstractContextManager[Memory]:
         """Counts what every device holds, stage by stage, inside a `with` block."""
         return watching()
+
+    def layers(self, *inputs: Any, **keywords: Any) -> "list[Layer]":
+        """Runs every replica operation by operation, and reports its Flax modules.
+
+        See `jaxdp.replicated.layers`.
+        """
+        from jaxdp.replicated.layers import layers
+
+        return layers(self, *inputs, **keywords)
+
+    def find_nan(
+        self,
+        inputs: Any,
+        targets: PyTree = None,
+        loss_fn: Callable[..., Any] | None = None,
+        state: "State | None" = None,
+        **options: Any,
+    ) -> "Anomaly | None":
+        """Runs one step until a NaN appears; names stage, device, layer and line.
+
+        See `jaxdp.replicated.find_nan`.
+        """
+        from jaxdp.replicated.anomaly import find_nan
+
+        return find_nan(self, inputs, targets, loss_fn, state, **options)
+
+    def diagnose(
+        self,
+        loss_fn: Callable[..., Any],
+        optimizer: optax.GradientTransformation,
+        batches: Any,
+        **options: Any,
+    ) -> "Diagnosis":
+        """Measures where the time of a training step goes, and says what to do.
+
+        Args:
+            loss_fn: As of `train_step`.
+            optimizer: As of `train_step`.
+            batches: An iterable of `(inputs, targets)`, or one such tuple.
+            **options: As of `jaxdp.replicated.diagnose`.
+        """
+        from jaxdp.replicated.diagnosis import diagnose
+
+        step = self.train_step(loss_fn, optimizer)
+        return diagnose(step, step.init(), batches, **options)
 
     def split(self, params_like: PyTree, inputs: tuple, keywords: dict) -> Slices:
         """Stages 1 and 3: checks inputs and sends every device its slice.

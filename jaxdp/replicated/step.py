@@ -217,11 +217,13 @@ class TrainStep:
         """Loss and metrics, and the gradient with respect to the replicas' outputs."""
         began = observe.now()
         args = (self.loss_fn, structure, self.model.dim, rows, parts, targets)
-        results, cotangents = _loss(*args)
+        results, cotangents = loss_and_cotangents(*args)
         device = self.model.output_device
         about = ("6 loss", "loss and its gradient", None, device, device, parts)
         made = {"loss": results, "output gradients": cotangents}
-        observe.tell(*about, made, began, functools.partial(_loss.lower, *args))
+        observe.tell(
+            *about, made, began, functools.partial(loss_and_cotangents.lower, *args)
+        )
         return results, cotangents
 
 
@@ -252,7 +254,7 @@ def _init(optimizer: optax.GradientTransformation, params: PyTree, state: PyTree
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _loss(
+def loss_and_cotangents(
     loss_fn: Callable[..., Any],
     structure: Any,
     dim: int,
