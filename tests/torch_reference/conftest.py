@@ -1,3 +1,8 @@
 """Keep the doctest collector from importing torch into the test process."""
 
-collect_ignore = ["jax_side.py", "worker.py"]
+collect_ignore = [
+    "jax_side.py",
+    "worker.py",
+    "replicated_jax.py",
+    "replicated_torch.py",
+]

@@ -13,6 +13,8 @@ import numpy as np
 
 from tests.torch_reference import problem
 
+Arrays = dict[str, np.ndarray]
+
 
 def write_jobs(directory: Path, jobs: Iterable[problem.Job]) -> None:
     """Write the jobs and the inputs they need."""
@@ -85,6 +87,17 @@ def read_trajectory(directory: Path, job: problem.Job) -> problem.Trajectory:
             workers.append(dict(arrays))
     final = {name: np.stack([worker[name] for worker in workers]) for name in params}
     return problem.Trajectory(params, losses, final)
+
+
+def write_arrays(directory: Path, job: problem.Job, arrays: Arrays) -> None:
+    """Write any named arrays that `job` made."""
+    np.savez(directory / f"{job}.npz", allow_pickle=False, **arrays)
+
+
+def read_arrays(directory: Path, job: problem.Job) -> Arrays:
+    """Read what `write_arrays` wrote."""
+    with np.load(directory / f"{job}.npz") as arrays:
+        return dict(arrays)
 
 
 def _with_prefix(prefix: str, arrays) -> dict[str, np.ndarray]:

@@ -19,8 +19,8 @@ from tests.torch_reference import files, layout, problem
 
 def mlp_loss(params, batch) -> jax.Array:
     """Mean squared error of two linear layers with tanh between them."""
-    hidden = jnp.tanh(_linear(params["hidden"], batch["inputs"]))
-    return jnp.mean((_linear(params["out"], hidden) - batch["targets"]) ** 2)
+    hidden = jnp.tanh(linear(params["hidden"], batch["inputs"]))
+    return jnp.mean((linear(params["out"], hidden) - batch["targets"]) ** 2)
 
 
 def tiny_net_loss(params, batch) -> jax.Array:
@@ -33,12 +33,12 @@ def tiny_net_loss(params, batch) -> jax.Array:
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
     active = jax.nn.relu(features + params["conv"]["bias"][None, None, None])
-    logits = _linear(params["linear"], active.mean(axis=(1, 2)))
+    logits = linear(params["linear"], active.mean(axis=(1, 2)))
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
     return losses.mean()
 
 
-def _linear(params, inputs: jax.Array) -> jax.Array:
+def linear(params, inputs: jax.Array) -> jax.Array:
     return inputs @ params["kernel"] + params["bias"][None]
 
 

@@ -65,6 +65,11 @@ def _launch(name: str) -> dict[problem.Job, problem.Trajectory] | RuntimeError:
         return {job: files.read_trajectory(Path(folder), job) for job in jobs}
 
 
+def environment(library: str, dtype: str) -> dict[str, str]:
+    """Return what a process of `library` needs around it."""
+    return _torch_environment() if library == "torch" else _jax_environment(dtype)
+
+
 def _torch_environment() -> dict[str, str]:
     """Keep gloo on the loopback interface, whatever the host name resolves to."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
