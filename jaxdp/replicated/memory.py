@@ -149,8 +149,6 @@ def _buffers(arrays: Any) -> Iterator[tuple[int, Device, int]]:
     for array in arrays:
         if is_key(array):
             array = jax.random.key_data(array)
-        if array.is_deleted():
-            continue
         for shard in array.addressable_shards:
             data = shard.data
             if data.nbytes:

@@ -105,10 +105,24 @@ class Replicate:
     def there(self, arrays: Arrays) -> list[Arrays]:
         """For each device its copies."""
         root = self.devices[0]
+        arrays = self.at_root(arrays)
         return [
             transfers.send(arrays, root, device, "2 replicate", self.what, replica)
             for replica, device in enumerate(self.devices)
         ]
+
+    def at_root(self, arrays: Arrays) -> Arrays:
+        """The arrays, those from elsewhere sent to the root."""
+        root = self.devices[0]
+        strangers = [i for i, a in enumerate(arrays) if not transfers.is_on(a, root)]
+        moved = list(arrays)
+        for source in dict.fromkeys(transfers.where(arrays[i]) for i in strangers):
+            indices = [i for i in strangers if transfers.where(arrays[i]) == source]
+            chosen = [arrays[i] for i in indices]
+            sent = transfers.send(chosen, source, root, "2 replicate", self.what)
+            for i, array in zip(indices, sent, strict=True):
+                moved[i] = array
+        return moved
 
     def back(self, cotangents: list[Arrays]) -> Arrays:
         """The sum over replicas, on the first device."""

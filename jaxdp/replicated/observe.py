@@ -76,8 +76,8 @@ def observed_by(observer: Observer) -> Iterator[None]:
     try:
         yield
     finally:
-        observer.settle()
         _observers.remove(observer)
+        observer.settle()
 
 
 def now() -> float:

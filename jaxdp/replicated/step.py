@@ -27,6 +27,7 @@ from jaxdp.mesh import without_mesh
 from jaxdp.replicated import functional, observe, replicas, transfers
 from jaxdp.replicated.inputs import check_arrays
 from jaxdp.replicated.moves import Replicate
+from jaxdp.replicated.transfers import is_on
 from jaxdp.state import check_params
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ class TrainStep:
         """One optimizer update, by all eight stages.
 
         Args:
-            state: Donated: its arrays serve one step.
+            state: Donated: its arrays serve one step. Moved to the root, if it is on
+                another device or on the host.
             inputs: The input of `apply_fn`; a tuple holds several positional ones.
             targets: What `loss_fn` compares with; goes to the output device whole.
             **keywords: Keyword inputs of `apply_fn`.
@@ -127,6 +129,7 @@ class TrainStep:
             Exception: What a call of the model raises.
         """
         check_alive(state)
+        state = self._at_root(state)
         return self.update(state, self.run(state, inputs, targets, keywords))
 
     def run(
@@ -195,6 +198,13 @@ class TrainStep:
         metrics = _metrics(done.results)
         return State(params, opt_state, done.model_state), metrics
 
+    def _at_root(self, state: State) -> State:
+        """The state, moved to the root if it is anywhere else."""
+        root = self.model.root
+        if all(is_on(leaf, root) for leaf in jax.tree.leaves(state)):
+            return state
+        return jax.device_put(state, root)
+
     def _place(self, state: State, targets: PyTree) -> PyTree:
         """Targets on the output device; the state is on the root already."""
         root = self.model.root
@@ -234,7 +244,7 @@ def check_alive(state: State) -> None:
         RuntimeError: Its arrays have been deleted.
     """
     leaves = jax.tree.leaves(state.params)
-    if leaves and leaves[0].is_deleted():
+    if leaves and isinstance(leaves[0], jax.Array) and leaves[0].is_deleted():
         raise RuntimeError(
             "A train step got a state whose arrays have been deleted. A step donates "
             "the state that it is given, so that each serves one step. Go on with the "

@@ -21,7 +21,8 @@ def rich_table(title: str, rows: Rows, caption: str = "") -> Any:
     """
     box, table = _rich("rich.box"), _rich("rich.table")
     style = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
-    shown = table.Table(title=title, caption=caption or None, **style)
+    narrow = len(title)  # a title wraps at the width of its table
+    shown = table.Table(title=title, caption=caption or None, min_width=narrow, **style)
     columns = list(rows[0]) if rows else []
     for column in columns:
         number = isinstance(rows[0][column], int | float)

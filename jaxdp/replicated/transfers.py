@@ -30,6 +30,12 @@ def where(array: Any) -> Device | None:
     return min(array.devices(), key=lambda device: device.id)
 
 
+def is_on(array: Any, device: Device) -> bool:
+    """Whether an array lies on this device, and on no other."""
+    array = value_of(array)
+    return isinstance(array, jax.Array) and array.devices() == {device}
+
+
 def send(
     arrays: Arrays,
     source: Device | None,
