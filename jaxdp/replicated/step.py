@@ -9,7 +9,8 @@
     7  that gradient back to the replicas, then backward, side by side
     8  gradients to the root, summed there, optimizer there       N - 1 gradients
 
-Parameters go out again at stage 2 of the next step, as in PyTorch.
+Parameters go out again at stage 2 of the next step; stage 3 comes before it, since the
+number of slices decides how many copies are needed. Both as in PyTorch.
 """
 
 import functools
@@ -94,11 +95,14 @@ class TrainStep:
         self.optimizer = optimizer
 
     @without_mesh
-    def init(self, params: PyTree = None) -> State:
+    def init(self, params: PyTree = None, *, keep_model: bool = True) -> State:
         """The state before the first step: copies, on the root.
 
         Args:
             params: Where to start; None takes the model's.
+            keep_model: False takes parameters and buffers away from the model, so that
+                the root holds them once, as in PyTorch; call
+                `model.apply(state.params, ...)` from then on.
 
         Raises:
             TypeError: Parameters that have no gradient.
@@ -106,6 +110,8 @@ class TrainStep:
         params = self.model.params if params is None else params
         check_params(params)
         given = jax.device_put((params, self.model.model_state), self.model.root)
+        if not keep_model:
+            self.model.params = self.model.model_state = None
         return _init(self.optimizer, *given)
 
     @without_mesh
