@@ -6,7 +6,7 @@ from matplotlib.patches import Rectangle
 
 from experiments.parts import footprint, footprint_claims
 from experiments.parts import footprint_figures as figures
-from jaxdp.replicated.memory import TEMPORARY, Memory, Snapshot
+from jaxdp.replicated.views.memory import TEMPORARY, Memory, Snapshot
 
 # Two devices; sizes are powers of two, so that a sum tells what is in it.
 SNAPSHOTS = [

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 import jaxdp
-from jaxdp.replicated.anomaly import Anomaly, find_nan
+from jaxdp.replicated.views.anomaly import Anomaly, find_nan
 
 KEY = "part/(1)"  # scopes of JAX have slashes and brackets of their own
 LAYER = f"blocks.1.{KEY}"

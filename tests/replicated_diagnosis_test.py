@@ -12,10 +12,10 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp.replicated import diagnosis, findings
-from jaxdp.replicated.diagnosis import diagnose
-from jaxdp.replicated.findings import Place
-from jaxdp.replicated.trace import Record
+from jaxdp.replicated.views import diagnosis, findings
+from jaxdp.replicated.views.diagnosis import diagnose
+from jaxdp.replicated.views.findings import Place
+from jaxdp.replicated.views.trace import Record
 from tests.contract import waves
 from tests.helpers import assert_bit_equal
 

@@ -6,8 +6,8 @@ import pytest
 from flax import nnx
 
 import jaxdp
-from jaxdp.replicated.hooks import hooked
-from jaxdp.replicated.layers import layers
+from jaxdp.replicated.views.hooks import hooked
+from jaxdp.replicated.views.layers import layers
 
 ORDER = [3, 1, 0, 2]
 ROWS = [3, 3, 3, 1]  # 10 rows on 4 devices

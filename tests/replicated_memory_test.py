@@ -11,9 +11,9 @@ import pytest
 
 import jaxdp
 from jaxdp.program.memory import Memory as Needs
-from jaxdp.replicated import memory as memory_module
-from jaxdp.replicated.memory import OTHER, TEMPORARY
 from jaxdp.replicated.observe import Event
+from jaxdp.replicated.views import memory as memory_module
+from jaxdp.replicated.views.memory import OTHER, TEMPORARY
 from tests.contract import waves
 
 # 8 parameters of 4 bytes; 5 rows on 3 devices are 2, 2, 1.

@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex
 import jaxdp
 from jaxdp.draw.gantt import draw_gantt
 from jaxdp.replicated import observe
-from jaxdp.replicated import trace as trace_module
+from jaxdp.replicated.views import trace as trace_module
 from tests.contract import waves
 
 # Bytes: of the parameters and buffers, and of a row of inputs, outputs and targets.

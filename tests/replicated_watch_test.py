@@ -11,9 +11,10 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp.replicated import rounds, trace, watch
+from jaxdp.replicated import rounds, watch
 from jaxdp.replicated.devices import resolve
 from jaxdp.replicated.rounds import Setting
+from jaxdp.replicated.views import trace
 from jaxdp.replicated.watch import MemoryWatch
 from tests.contract import waves
 from tests.helpers import assert_bit_equal

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.harness.result import Rows
 from experiments.parts.mistakes import ROWS, Setting
 from jaxdp import replicated
-from jaxdp.replicated.anomaly import find_nan
+from jaxdp.replicated.views.anomaly import find_nan
 
 
 class Situation(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from experiments.harness.result import Rows
-from jaxdp.replicated.memory import TEMPORARY, Memory, Snapshot
+from jaxdp.replicated.views.memory import TEMPORARY, Memory, Snapshot
 
 MIB = 2**20
 PARAMETERS, GRADIENTS, ACTIVATIONS = "parameters", "gradients", "activations"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from experiments.harness import plots
 from experiments.parts import footprint
 from experiments.parts.footprint import MIB, TEMPORARY, Split
-from jaxdp.replicated.memory import Memory
+from jaxdp.replicated.views.memory import Memory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

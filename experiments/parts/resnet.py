@@ -14,7 +14,7 @@ from experiments.harness.result import Rows
 from experiments.models.resnet import STAGES
 from experiments.parts.footprint import MIB, OPTIMIZER, PARAMETERS, Split, split
 from jaxdp.program import ProgramReport
-from jaxdp.replicated.memory import TEMPORARY, Memory
+from jaxdp.replicated.views.memory import TEMPORARY, Memory
 
 PyTree = Any
 CLASSES = 1000

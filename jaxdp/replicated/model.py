@@ -20,15 +20,15 @@ from jaxdp.mesh import without_mesh
 from jaxdp.replicated import functional, replicas
 from jaxdp.replicated.devices import Device, resolve, resolve_one
 from jaxdp.replicated.inputs import Inputs, check, check_dim
-from jaxdp.replicated.memory import Memory, watching
 from jaxdp.replicated.programs import Arrays, Call, flatten
-from jaxdp.replicated.trace import Trace, tracing
+from jaxdp.replicated.views.memory import Memory, watching
+from jaxdp.replicated.views.trace import Trace, tracing
 
 if TYPE_CHECKING:
-    from jaxdp.replicated.anomaly import Anomaly
-    from jaxdp.replicated.diagnosis import Diagnosis
-    from jaxdp.replicated.layers import Layer
     from jaxdp.replicated.step import State, TrainStep
+    from jaxdp.replicated.views.anomaly import Anomaly
+    from jaxdp.replicated.views.diagnosis import Diagnosis
+    from jaxdp.replicated.views.layers import Layer
 
 PyTree = Any
 
@@ -219,7 +219,7 @@ class DataParallel:
 
         See `jaxdp.replicated.layers`.
         """
-        from jaxdp.replicated.layers import layers
+        from jaxdp.replicated.views.layers import layers
 
         return layers(self, *inputs, **keywords)
 
@@ -235,7 +235,7 @@ class DataParallel:
 
         See `jaxdp.replicated.find_nan`.
         """
-        from jaxdp.replicated.anomaly import find_nan
+        from jaxdp.replicated.views.anomaly import find_nan
 
         return find_nan(self, inputs, targets, loss_fn, state, **options)
 
@@ -254,7 +254,7 @@ class DataParallel:
             batches: An iterable of `(inputs, targets)`, or one such tuple.
             **options: As of `jaxdp.replicated.diagnose`.
         """
-        from jaxdp.replicated.diagnosis import diagnose
+        from jaxdp.replicated.views.diagnosis import diagnose
 
         step = self.train_step(loss_fn, optimizer)
         return diagnose(step, step.init(), batches, **options)

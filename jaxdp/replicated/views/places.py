@@ -14,7 +14,7 @@ import jaxlib
 import optax
 
 import jaxdp
-from jaxdp.replicated.hooks import hooked, inlined
+from jaxdp.replicated.views.hooks import hooked, inlined
 
 MARK = "layer:"  # what tells the names of layers from those of other scopes
 JAX, OTHERS = (

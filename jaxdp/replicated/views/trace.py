@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from jaxdp.replicated import tables
 from jaxdp.replicated.devices import Device, name
 from jaxdp.replicated.observe import Event, observed_by
+from jaxdp.replicated.views import tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.replicated import findings, tables
 from jaxdp.replicated.devices import name
-from jaxdp.replicated.findings import Finding, Place
 from jaxdp.replicated.inputs import Inputs, check, is_array
 from jaxdp.replicated.step import State, TrainStep, check_alive
-from jaxdp.replicated.trace import Record
+from jaxdp.replicated.views import findings, tables
+from jaxdp.replicated.views.findings import Finding, Place
+from jaxdp.replicated.views.trace import Record
 
 PyTree = Any
 TRACED_STEPS = 5  # a median of five is untouched by two disturbed ones

@@ -107,7 +107,7 @@ def find_nan(
         >>> found.stage, found.replica, found.where, found.operation
         ('4 forward', 4, 'row 4', 'log')
     """
-    from jaxdp.replicated.hunt import Hunt
+    from jaxdp.replicated.views.hunt import Hunt
 
     known = isinstance(kinds, tuple | list) and all(
         kind in list(KINDS) for kind in kinds

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from jaxdp.replicated.devices import Device
-from jaxdp.replicated.places import layer_of, source_of, trace
+from jaxdp.replicated.views.places import layer_of, source_of, trace
 
 Arrays = list[Any]
 Kinds = tuple[str, ...]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from jaxdp.replicated.inputs import chunk_sizes
-from jaxdp.replicated.trace import Record
+from jaxdp.replicated.views.trace import Record
 
 # The step waits for the largest slice. With slices a tenth apart the other devices idle
 # for less than a tenth of their programs, which is about how exact such times are.

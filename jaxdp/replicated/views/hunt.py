@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.replicated import functional, origin, replicas, rerun, step
-from jaxdp.replicated.anomaly import Anomaly
+from jaxdp.replicated import functional, replicas, step
 from jaxdp.replicated.devices import Device
 from jaxdp.replicated.inputs import Inputs, check_arrays, is_array, rows_of
 from jaxdp.replicated.moves import Replicate
 from jaxdp.replicated.programs import Call
+from jaxdp.replicated.views import origin, rerun
+from jaxdp.replicated.views.anomaly import Anomaly
 from jaxdp.state import check_params
 
 if TYPE_CHECKING:

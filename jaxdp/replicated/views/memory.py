@@ -15,9 +15,9 @@ import jax
 
 from jaxdp.buckets import is_key
 from jaxdp.program.memory import memory_of
-from jaxdp.replicated import tables
 from jaxdp.replicated.devices import Device, name
 from jaxdp.replicated.observe import Event, observed_by
+from jaxdp.replicated.views import tables
 
 OTHER = "other arrays"
 TEMPORARY = "program temporaries"

@@ -12,8 +12,8 @@ from jax.core import Tracer
 from jaxdp.replicated import functional, replicas
 from jaxdp.replicated.captured import check_captured
 from jaxdp.replicated.devices import Device
-from jaxdp.replicated.hooks import hooked, inlined
 from jaxdp.replicated.programs import Arrays, Call
+from jaxdp.replicated.views.hooks import hooked, inlined
 
 if TYPE_CHECKING:
     from jaxdp.replicated.model import DataParallel
