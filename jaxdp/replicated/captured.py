@@ -30,7 +30,7 @@ def check_captured(
     bad = [
         f"{_name_of(array, apply_fn)} of shape {array.shape} on "
         f"{', '.join(sorted(map(name, array.devices())))}"
-        for array in program.consts
+        for array in constants(program)
         if isinstance(array, jax.Array)
         and getattr(array, "committed", False)
         and any(array.devices() != {device} for device in devices)
@@ -71,6 +71,16 @@ def equations(jaxpr: Any) -> Iterator[Any]:
                 inner = getattr(part, "jaxpr", part)
                 if hasattr(inner, "eqns"):
                     yield from equations(inner)
+
+
+def constants(program: ClosedJaxpr) -> Iterator[Any]:
+    """All captured arrays, those of inner programs included."""
+    yield from program.consts
+    for eqn in equations(program.jaxpr):
+        for value in eqn.params.values():
+            for part in value if isinstance(value, tuple | list) else [value]:
+                if isinstance(part, ClosedJaxpr):
+                    yield from part.consts
 
 
 def _fixed_devices(eqn: Any) -> set[Device]:

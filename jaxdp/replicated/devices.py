@@ -1,7 +1,7 @@
 """Which devices replicas run on: ids in, devices out, and every check of them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -24,10 +24,11 @@ def resolve(device_ids: Sequence[Any] | None, caller: str) -> tuple[Device, ...]
     """
     if device_ids is None:
         return tuple(jax.local_devices())
-    if isinstance(device_ids, int | np.integer | str | jax.Device):
+    unordered = isinstance(device_ids, str | bytes | set | frozenset)
+    if unordered or not isinstance(device_ids, Iterable):
         raise TypeError(
             f"{caller} got device_ids={device_ids!r}. It takes a sequence of ids, such "
-            "as [0, 1], in the order of the slices. Put the id into a list."
+            "as [0, 1], in the order of the slices. Put the ids into a list."
         )
     given = list(device_ids)
     if not given:
@@ -42,8 +43,8 @@ def resolve(device_ids: Sequence[Any] | None, caller: str) -> tuple[Device, ...]
     if twice:
         raise ValueError(
             f"{caller} got device_ids={[d.id for d in devices]}, {len(devices)} ids "
-            f"and {len(set(devices))} devices: {', '.join(map(str, twice))} stands "
-            "there more than once. Every replica needs a device of its own. Name each "
+            f"and {len(set(devices))} devices. Every replica needs a device of its "
+            f"own. Given more than once: {', '.join(map(str, twice))}. Name each "
             "device once."
         )
     return tuple(devices)

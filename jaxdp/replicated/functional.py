@@ -15,7 +15,14 @@ from jaxdp.mesh import without_mesh
 from jaxdp.replicated import replicas as side_by_side
 from jaxdp.replicated import transfers
 from jaxdp.replicated.devices import Device, name, resolve, resolve_one
-from jaxdp.replicated.inputs import check, chunk_sizes, is_array
+from jaxdp.replicated.inputs import (
+    check,
+    check_dim,
+    check_traced,
+    chunk_sizes,
+    is_array,
+    value_of,
+)
 from jaxdp.replicated.moves import Devices, Gather, Replicate, Scatter, fan_in, fan_out
 from jaxdp.replicated.programs import flatten
 
@@ -78,6 +85,7 @@ def replicate(params: PyTree, device_ids: Sequence[Any]) -> list[PyTree]:
         ValueError: Devices that do not exist, or one twice.
     """
     devices = resolve(device_ids, "replicate")
+    check_traced(params, "replicate", "params")
     leaves, structure = jax.tree.flatten(params)
     places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
     copies = copy([leaves[i] for i in places], devices)
@@ -118,7 +126,9 @@ def parallel_apply(
         (params, None, tuple(arguments), named)
         for params, arguments, named in zip(replicas, inputs, each, strict=True)
     ]
-    devices = tuple(_device_of(whole, i) for i, whole in enumerate(wholes))
+    check_traced(wholes, "parallel_apply", "replicas")
+    about = ("parallel_apply", "parameters and inputs")
+    devices = tuple(_device_of(whole, i, *about) for i, whole in enumerate(wholes))
     pairs = [flatten(apply_fn, whole, devices) for whole in wholes]
     calls, arrays = [call for call, _ in pairs], [given for _, given in pairs]
     return [output for output, _ in side_by_side.predict(calls, arrays, devices)]
@@ -146,13 +156,18 @@ def gather(outputs: Sequence[PyTree], output_device: Any, dim: int = 0) -> PyTre
             joined, or a device that does not exist.
     """
     device = resolve_one(output_device, "output_device", "gather")
+    check_dim(dim, "gather")
+    outputs = list(outputs)
+    check_traced(outputs, "gather", "outputs")
     if not outputs:
         raise ValueError(
             "gather got 0 outputs. It needs at least 1. Pass what parallel_apply "
             "returned."
         )
-    sources = tuple(_device_of(output, i) for i, output in enumerate(outputs))
-    return collect(list(outputs), sources, device, dim)
+    sources = tuple(
+        _device_of(output, i, "gather", "outputs") for i, output in enumerate(outputs)
+    )
+    return collect(outputs, sources, device, dim)
 
 
 def split(
@@ -253,19 +268,20 @@ def _joined_sizes(
     return tuple(shape[dim] for shape in shapes)
 
 
-def _device_of(tree: PyTree, replica: int) -> Device:
+def _device_of(tree: PyTree, replica: int, caller: str, what: str) -> Device:
     """The one device of a replica's arrays."""
     found = {
         device: None
         for leaf in jax.tree.leaves(tree)
-        if is_array(leaf) and (device := transfers.where(leaf)) is not None
+        if isinstance(value := value_of(leaf), jax.Array)
+        for device in value.devices()
     }
     if len(found) != 1:
         raise ValueError(
-            f"Replica {replica} has arrays on {len(found)} devices"
-            f" ({', '.join(map(name, found)) or 'none'}). It needs all of its "
-            "parameters and inputs on 1, its own. Make them with replicate and scatter "
-            "for the same device_ids."
+            f"{caller} got arrays of replica {replica} on {len(found)} devices"
+            f" ({', '.join(sorted(map(name, found))) or 'none'}). All {what} of a "
+            "replica must be on 1, its own. Make them with replicate and scatter for "
+            "the same device_ids, or jax.device_put."
         )
     return next(iter(found))
 

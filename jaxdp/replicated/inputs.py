@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
@@ -83,7 +84,7 @@ def check(tree: PyTree, dim: int, caller: str, name: str = "") -> int:
     lengths: set[int | None] = set()
     plain = True
     for leaf in jax.tree.leaves(tree):
-        plain &= is_array(leaf) and not is_traced(leaf) and _has_numbers(leaf)
+        plain &= _is_plain(leaf)
         if is_array(leaf) and is_split(leaf):
             lengths.add(leaf.shape[dim] if -leaf.ndim <= dim < leaf.ndim else None)
     if not plain:
@@ -115,30 +116,70 @@ def check_arrays(tree: PyTree, caller: str, name: str) -> None:
         TypeError: Leaves that look like data and are none.
         ValueError: The call is being traced by `jit` or `vmap`.
     """
-    leaves = jax.tree.leaves(tree)
-    if all(is_array(x) and _has_numbers(x) and not is_traced(x) for x in leaves):
+    if all(map(_is_plain, jax.tree.leaves(tree))):
         return
     _refuse_strangers(tree, caller, name)
     _refuse_lists(tree, caller, name)
 
 
+def numbers(tree: PyTree, caller: str, name: str) -> PyTree:
+    """The tree with its Python numbers as arrays.
+
+    Raises:
+        TypeError: Leaves that are neither arrays nor numbers.
+        ValueError: The call is being traced by `jit` or `vmap`.
+    """
+    if all(map(_is_plain, jax.tree.leaves(tree))):
+        return tree
+    _refuse_strangers(tree, caller, name)
+    bad = [
+        f"{_place(name, path)} of type {type(leaf).__name__}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if not is_array(leaf) and not isinstance(leaf, NUMBERS)
+    ]
+    if bad:
+        raise TypeError(
+            f"{caller} got {', '.join(bad)}. All leaves must be arrays or numbers, "
+            "which are trained or updated. Let apply_fn bring along what is not."
+        )
+    return jax.tree.map(lambda x: x if is_array(x) else jnp.asarray(x), tree)
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Whether there is nothing to convert or refuse about a leaf."""
+    return is_array(leaf) and _has_numbers(leaf) and not is_traced(leaf)
+
+
 def _has_numbers(array: Any) -> bool:
-    """Whether a device takes arrays of this dtype: no objects, text or dates."""
-    return isinstance(array, jax.Array) or array.dtype.kind not in "OSUMm"
+    """Whether a device takes arrays of this dtype: no objects, text, dates, records."""
+    if isinstance(array, jax.Array):
+        return True
+    wide = array.dtype.char in "gG"  # long double
+    return not wide and (array.dtype == bool or jnp.issubdtype(array.dtype, jnp.number))
+
+
+def check_traced(tree: PyTree, caller: str, name: str) -> None:
+    """Refuses a call that `jit` or `vmap` trace.
+
+    Raises:
+        ValueError: Names the first leaf without a value.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if is_traced(leaf):
+            raise ValueError(
+                f"{caller} got {_place(name, path)} without a value, from a "
+                "surrounding jax.jit or jax.vmap. It is a program of the host, which "
+                "starts one compiled program per device, and cannot be compiled into "
+                "one. Take it out of jax.jit; jax.grad around it works."
+            )
 
 
 def _refuse_strangers(tree: PyTree, caller: str, name: str) -> None:
     """Refuses leaves that are arrays of a kind that no device takes."""
+    check_traced(tree, caller, name)
     bad = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         where = _place(name, path)
-        if is_traced(leaf):
-            raise ValueError(
-                f"{caller} got {where} without a value, from a surrounding jax.jit or "
-                "jax.vmap. It is a program of the host, which starts one compiled "
-                "program per device, and cannot be compiled into one. Take it out of "
-                "jax.jit; jax.grad around it works."
-            )
         if is_array(leaf):
             if not _has_numbers(leaf):
                 remedy = "Convert it to numbers"

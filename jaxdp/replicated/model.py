@@ -14,12 +14,13 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
 from jaxdp.mesh import without_mesh
 from jaxdp.replicated import functional, replicas
 from jaxdp.replicated.devices import Device, resolve, resolve_one
-from jaxdp.replicated.inputs import Inputs, check, check_dim
+from jaxdp.replicated.inputs import Inputs, check, check_dim, numbers
 from jaxdp.replicated.programs import Arrays, Call, flatten
 from jaxdp.replicated.views.memory import Memory, watching
 from jaxdp.replicated.views.trace import Trace, tracing
@@ -47,6 +48,18 @@ class Slices(NamedTuple):
     inputs: list[Arrays]
     devices: tuple[Device, ...]
     sizes: list[int]
+
+
+class _State(NamedTuple):
+    """Parameters and buffers, by the names that errors give them."""
+
+    params: PyTree
+    model_state: PyTree
+
+
+def _own(leaf: Any) -> Any:
+    """A copy of an array of NumPy: on CPU, JAX can share its memory otherwise."""
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 class DataParallel:
@@ -115,7 +128,9 @@ class DataParallel:
             else resolve_one(output_device, "output_device", "DataParallel")
         )
         self.dim = dim
-        self.params, self.model_state = jax.device_put((params, model_state), self.root)
+        state = _State(params, model_state)
+        owned = jax.tree.map(_own, numbers(state, "DataParallel", ""))
+        self.params, self.model_state = jax.device_put(owned, self.root)
 
     @property
     def root(self) -> Device:
@@ -279,6 +294,7 @@ class DataParallel:
     @without_mesh
     def _run(self, params, state, inputs, keywords) -> tuple[PyTree, PyTree]:
         """Stages 1 to 5."""
+        params, state = numbers(_State(params, state), "DataParallel", "")
         slices = self.split((params, state), inputs, keywords)
         copies = functional.copies(params, state, slices.devices)
         ran = replicas.predict(

@@ -225,7 +225,7 @@ def fan_out(arrays: Arrays, make: Any) -> list[Arrays]:
     if not any(isinstance(array, Tracer) for array in arrays):
         return make(range(len(arrays))).there(arrays)
     parts: list[list[Any]] = []
-    for indices, run in _by_kind(arrays):
+    for indices, run in _by_kind([[array] for array in arrays]):
         moved = run(make(indices), [arrays[i] for i in indices])
         parts = parts or [[None] * len(arrays) for _ in moved]
         for part, some in zip(parts, moved, strict=True):
@@ -240,16 +240,23 @@ def fan_in(parts: Sequence[Arrays], make: Any) -> Arrays:
     if not any(isinstance(array, Tracer) for part in parts for array in part):
         return make(range(count)).there(parts)
     whole: Arrays = [None] * count
-    for indices, run in _by_kind(parts[0]):
+    for indices, run in _by_kind(list(zip(*parts, strict=True))):
         moved = run(make(indices), [[part[i] for i in indices] for part in parts])
         for i, array in zip(indices, moved, strict=True):
             whole[i] = array
     return whole
 
 
-def _by_kind(arrays: Arrays) -> list[tuple[list[int], Any]]:
-    """Indices of the arrays with a gradient and without, and how to run their moves."""
-    smooth = [i for i, array in enumerate(arrays) if is_summable(array)]
-    rest = [i for i in range(len(arrays)) if i not in set(smooth)]
+def _by_kind(leaves: Sequence[Sequence[Any]]) -> list[tuple[list[int], Any]]:
+    """Indices of the leaves with a gradient and without, and how to run their moves.
+
+    Leaves that `grad` does not follow stay out: what is frozen gets no gradient.
+    """
+    smooth = [
+        i
+        for i, pieces in enumerate(leaves)
+        if is_summable(pieces[0]) and any(isinstance(x, Tracer) for x in pieces)
+    ]
+    rest = [i for i in range(len(leaves)) if i not in set(smooth)]
     kinds = [(smooth, linear), (rest, lambda move, arrays: move.there(arrays))]
     return [(indices, run) for indices, run in kinds if indices]

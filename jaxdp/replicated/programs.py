@@ -30,7 +30,9 @@ class Constant:
         """Wraps any object; one without a hash is equal to itself only."""
         self.value = value
         try:
-            self.key = (type(value), hash(value), value)
+            # repr: 0.0 and -0.0 are equal, and numbers print all of their digits
+            exact = repr(value) if isinstance(value, float | complex) else value
+            self.key = (type(value), hash(value), exact)
         except TypeError:
             self.key = (type(value), id(value), None)
 
