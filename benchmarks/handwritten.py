@@ -79,15 +79,16 @@ def step(
 
 
 def port_step(
-    apply: Callable[[PyTree, jax.Array], jax.Array],
     loss_fn: Callable[[jax.Array, jax.Array], jax.Array],
     optimizer: optax.GradientTransformation,
     devices: Sequence[Any],
 ) -> Callable:
     """A step of `nn.DataParallel`: one program per device, transfers between them.
 
+    For a network of layers with ReLU between them, whose backward pass is written out:
+    `jax.vjp` would hand the parameters from program to program once more.
+
     Args:
-        apply: `apply(params, x)`, the output of some rows.
         loss_fn: `loss_fn(output, y)`, the mean over all rows.
         optimizer: The optax transformation.
         devices: The first holds parameters, loss and optimizer.
@@ -99,11 +100,19 @@ def port_step(
 
     @jax.jit
     def forward(params, x):
-        return jax.vjp(lambda params: apply(params, x), params)
+        hidden = []
+        for weight in params[:-1]:
+            x = jax.nn.relu(x @ weight)
+            hidden.append(x)
+        return x @ params[-1], hidden
 
     @jax.jit
-    def backward(pullback, cotangent):
-        return pullback(cotangent)[0]
+    def backward(params, x, hidden, cotangent):
+        inputs, gradients = [x, *hidden], []
+        for weight, given in zip(reversed(params), reversed(inputs), strict=True):
+            gradients.append(given.T @ cotangent)
+            cotangent = jnp.where(given > 0, cotangent @ weight.T, 0)
+        return gradients[::-1]
 
     @jax.jit
     @jax.value_and_grad
@@ -118,13 +127,13 @@ def port_step(
 
     def step(params, opt_state, x, y):
         y = jax.device_put(y, root)
-        slices = map(jax.device_put, np.split(x, count), devices)
+        slices = list(map(jax.device_put, np.split(x, count), devices))
         copies = [jax.device_put(params, device) for device in devices]
-        outputs, pullbacks = zip(*map(forward, copies, slices), strict=True)
+        outputs, hidden = zip(*map(forward, copies, slices), strict=True)
         gathered = [jax.device_put(output, root) for output in outputs]
         loss, cotangents = loss_of(gathered, y)
         back = map(jax.device_put, cotangents, devices)
-        gradients = list(map(backward, pullbacks, back))
+        gradients = list(map(backward, copies, slices, hidden, back))
         received = [jax.device_put(gradient, root) for gradient in gradients]
         return *update(received, params, opt_state), loss
 

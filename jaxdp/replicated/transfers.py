@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from jaxdp.executor import accumulation_dtype
 from jaxdp.replicated import observe
@@ -31,9 +32,11 @@ def where(array: Any) -> Device | None:
 
 
 def is_on(array: Any, device: Device) -> bool:
-    """Whether an array lies on this device, and on no other."""
+    """Whether an array lies on this device and is to stay there."""
     array = value_of(array)
-    return isinstance(array, jax.Array) and array.devices() == {device}
+    if not isinstance(array, jax.Array) or not array.committed:
+        return False
+    return array.devices() == {device}
 
 
 def send(
@@ -57,7 +60,12 @@ def send(
     if not arrays:
         return []
     began = observe.now()
-    sent = jax.device_put(arrays, target, src=source)
+    if any(isinstance(array, Tracer) for array in arrays):
+        sent = jax.device_put(arrays, target, src=source)
+    elif all(is_on(array, target) for array in arrays):
+        sent = arrays
+    else:
+        sent = jax.device_put(arrays, target)
     observe.tell(stage, what, replica, source, target, arrays, {what: sent}, began)
     return sent
 
