@@ -226,8 +226,8 @@ def gathering(
     outputs: Sequence[PyTree], devices: Devices, output_device: Device, dim: int
 ) -> tuple[Gather, list[Arrays], Any]:
     """The checked move that joins outputs, their leaves, and their structure."""
-    flat = [jax.tree.flatten(output) for output in outputs]
-    parts, structures = [leaves for leaves, _ in flat], [tree for _, tree in flat]
+    parts = [jax.tree.leaves(output) for output in outputs]
+    structures = [jax.tree.structure(output) for output in outputs]
     for replica, structure in enumerate(structures):
         if structure != structures[0]:
             raise ValueError(
@@ -237,14 +237,14 @@ def gathering(
                 "leaf. Do not let it depend on the number of rows."
             )
     sizes = tuple(
-        _joined_sizes(pieces, devices, dim, i)
+        _joined_sizes(pieces, devices, dim, outputs[0], i)
         for i, pieces in enumerate(zip(*parts, strict=True))
     )
     return Gather(devices, output_device, dim, sizes), parts, structures[0]
 
 
 def _joined_sizes(
-    pieces: Sequence[Any], devices: Devices, dim: int, leaf: int
+    pieces: Sequence[Any], devices: Devices, dim: int, output: PyTree, leaf: int
 ) -> tuple[int, ...] | int:
     """Sizes along `dim` of the pieces of one leaf; of scalars their number."""
     shapes = [np.shape(piece) for piece in pieces]
@@ -260,10 +260,12 @@ def _joined_sizes(
             f"{piece.dtype}{list(shape)} from {name(device)}"
             for piece, shape, device in zip(pieces, shapes, devices, strict=True)
         )
+        path, _ = jax.tree_util.tree_leaves_with_path(output)[leaf]
         raise ValueError(
-            f"gather got outputs that cannot be joined along dim={dim}, leaf {leaf}: "
-            f"{listed}. They need that dimension, and otherwise one shape and dtype. "
-            "Return arrays with one entry per row, or scalars, which are stacked."
+            f"gather got outputs that cannot be joined along dim={dim}: "
+            f"output{jax.tree_util.keystr(path)} is {listed}. They need that "
+            "dimension, and otherwise one shape and dtype. Return arrays with one "
+            "entry per row, or scalars, which are stacked."
         )
     return tuple(shape[dim] for shape in shapes)
 

@@ -191,7 +191,7 @@ def _refuse_strangers(tree: PyTree, caller: str, name: str) -> None:
         shown = "; ".join(bad[:SHOWN])
         more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
         raise TypeError(
-            f"{caller} got inputs that no device takes: {shown}{more}. Arrays must "
+            f"{caller} got arrays that no device takes: {shown}{more}. Arrays must "
             "be jax.Array or numpy.ndarray, with numbers in them."
         )
 

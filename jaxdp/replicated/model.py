@@ -146,6 +146,8 @@ class DataParallel:
         Args:
             *inputs: Any nesting; arrays are split along `dim`, other leaves go to every
                 replica as they are, and a new value of one compiles a new program.
+                Memory of NumPy must not change before the output is there: devices
+                may still be reading it.
             **keywords: The same.
 
         Returns:

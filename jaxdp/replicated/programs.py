@@ -1,9 +1,7 @@
 """The programs of one replica: forward, forward that can go back, and backward.
 
 Each is one `jax.jit`, traced once for all devices and compiled for each device that
-runs it. The forward program of training returns what its backward program needs,
-without the arrays that were inputs already: a program's results are new buffers, and
-parameters would be copied.
+runs it. The forward program of training returns what its backward program needs.
 """
 
 import dataclasses
@@ -12,12 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
 from jaxdp.buckets import is_summable
 from jaxdp.replicated.captured import check_captured, has_callbacks
 from jaxdp.replicated.devices import Device
 from jaxdp.replicated.inputs import is_array
+from jaxdp.replicated.residuals import Input, Kept, Origin, origins
 
 PyTree = Any
 Arrays = list[Any]
@@ -110,7 +110,7 @@ class Made:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["kept"],
-    meta_fields=["structure", "inputs"],
+    meta_fields=["structure", "origins"],
 )
 @dataclasses.dataclass(frozen=True)
 class Saved:
@@ -119,23 +119,29 @@ class Saved:
     Attributes:
         kept: Arrays that the forward program made.
         structure: Of the pullback.
-        inputs: For each leaf of the pullback the forward program's input that it is;
-            None takes the next of `kept`.
+        origins: Where each leaf of the pullback comes from.
     """
 
     kept: Arrays
     structure: Any  # a treedef
-    inputs: tuple[int | None, ...]
+    origins: tuple[Origin, ...]
 
     def needed(self, arrays: Arrays) -> Arrays:
         """The inputs that the backward program takes again."""
-        return [arrays[i] for i in self.inputs if i is not None]
+        return [arrays[o.index] for o in self.origins if isinstance(o, Input)]
 
     def pullback(self, needed: Arrays) -> Callable[[PyTree], PyTree]:
         """The function from cotangents to gradients."""
-        kept, given = iter(self.kept), iter(needed)
-        leaves = [next(kept if i is None else given) for i in self.inputs]
-        return jax.tree.unflatten(self.structure, leaves)
+        given = iter(needed)
+
+        def leaf(origin):
+            if isinstance(origin, Kept):
+                return self.kept[origin.index]
+            if isinstance(origin, Input):
+                return next(given)
+            return jnp.full(origin.shape, origin.value, origin.dtype)
+
+        return jax.tree.unflatten(self.structure, map(leaf, self.origins))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -153,26 +159,32 @@ def forward(call: Call, active: tuple[bool, ...], arrays: Arrays) -> tuple[Made,
     Cotangents are those of the differentiable leaves of the output, in order.
     """
     run, calls_back = _checked(call, arrays)
+    structure = None
 
-    def of_active(chosen):
+    def of_active(arrays, chosen):
         given = iter(chosen)
         merged = [
             next(given) if a else array for a, array in zip(active, arrays, strict=True)
         ]
-        output, state = run(merged)
-        varying = [leaf for leaf in jax.tree.leaves(output) if is_summable(leaf)]
-        return varying, (output, state)
+        made = run(merged)
+        varying = [leaf for leaf in jax.tree.leaves(made[0]) if is_summable(leaf)]
+        return varying, made
 
-    chosen = [array for a, array in zip(active, arrays, strict=True) if a]
-    made = jax.vjp(of_active, chosen, has_aux=True)
-    _, pullback, (output, state) = made
-    leaves, structure = jax.tree.flatten(pullback)
-    inputs = tuple(
-        next((i for i, array in enumerate(arrays) if array is leaf), None)
-        for leaf in leaves
-    )
-    kept = [leaf for i, leaf in zip(inputs, leaves, strict=True) if i is None]
-    return Made(output, state, calls_back), Saved(kept, structure, inputs)
+    def with_residuals(arrays):
+        nonlocal structure
+        chosen = [array for a, array in zip(active, arrays, strict=True) if a]
+        differentiated = functools.partial(of_active, arrays)
+        _, pullback, made = jax.vjp(differentiated, chosen, has_aux=True)
+        leaves, structure = jax.tree.flatten(pullback)
+        return made, leaves
+
+    program, shapes = jax.make_jaxpr(with_residuals, return_shape=True)(arrays)
+    results = jaxpr_as_fun(program)(*arrays)
+    (output, state), leaves = jax.tree.unflatten(jax.tree.structure(shapes), results)
+    first = len(results) - len(leaves)
+    found, returned = origins(program.jaxpr, program.jaxpr.outvars[first:])
+    kept = [leaves[i] for i in returned]
+    return Made(output, state, calls_back), Saved(kept, structure, tuple(found))
 
 
 @jax.jit

@@ -65,15 +65,16 @@ def backward(
     devices: Devices,
     arrays: list[Arrays],
     cotangents: Sequence[Arrays],
+    sizes: Sequence[int],
 ) -> list[Arrays]:
     """Starts every replica's backward program; a list of gradients for each.
 
     Lets go of what a replica saved once its program has started.
     """
-    gradients = []
-    for i, (device, given) in enumerate(zip(devices, cotangents, strict=True)):
-        kept, own = saved.pop(0), arrays.pop(0)
-        gradients.append(run_backward(kept, device, i, kept.needed(own), given))
+    with started(devices, sizes) as gradients:
+        for i, (device, given) in enumerate(zip(devices, cotangents, strict=True)):
+            kept, own = saved.pop(0), arrays.pop(0)
+            gradients.append(run_backward(kept, device, i, kept.needed(own), given))
     return gradients
 
 
@@ -92,10 +93,7 @@ def started(devices: Devices, sizes: Sequence[int] | None) -> Iterator[list[Any]
         replica = len(running)
         jax.block_until_ready(running)
         rows = f", {rows_of(sizes, replica)}" if sizes else ""
-        message = (
-            f"Replica {replica} on {name(devices[replica])}{rows} raised "
-            f"{type(error).__name__}: {error}"
-        )
+        message = _raised(error, replica, devices[replica], rows)
         raise _again(error, message) from error
 
 
@@ -181,7 +179,11 @@ def _back(call, device, replica, residuals, cotangents):
         for leaf in jax.tree.leaves(output, is_leaf=is_zero)
         if is_movable(leaf)
     ]
-    found = iter(run_backward(saved, device, replica, needed, smooth))
+    try:
+        gradients = run_backward(saved, device, replica, needed, smooth)
+    except Exception as error:
+        raise _again(error, _raised(error, replica, device)) from error
+    found = iter(gradients)
     return ([next(found) if i in places else None for i in range(count)],)
 
 
@@ -207,6 +209,12 @@ def _finished(made: Made) -> tuple[PyTree, PyTree]:
     if made.calls_back:
         jax.block_until_ready((made.output, made.state))
     return made.output, made.state
+
+
+def _raised(error: Exception, replica: int, device: Device, rows: str = "") -> str:
+    """What a replica raised, in words."""
+    where = f"Replica {replica} on {name(device)}{rows}"
+    return f"{where} raised {type(error).__name__}: {error}"
 
 
 def _again(error: Exception, message: str) -> Exception:

@@ -177,7 +177,7 @@ class TrainStep:
         parts = gather.collect(parts)  # 5
         results, cotangents = self._loss(parts, structure, targets, rows)  # 6
         cotangents = gather.spread(cotangents)  # 7
-        gradients = replicas.backward(saved, devices, given, cotangents)
+        gradients = replicas.backward(saved, devices, given, cotangents, slices.sizes)
         gradients = Replicate(devices).collect(gradients)  # 8
         return Round(gradients, results, made[0][1])
 

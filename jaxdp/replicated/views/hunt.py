@@ -111,7 +111,7 @@ class Hunt:
         yield self._made("6 loss", target, None, where, leaves, run, given)
         cotangents = gather.spread(cotangents)  # 7
         given = list(self.given)
-        gradients = replicas.backward(saved, devices, given, cotangents)
+        gradients = replicas.backward(saved, devices, given, cotangents, slices.sizes)
         where = [f"gradient of {each}" for each in _named(self.params, "params")]
         for i, each in enumerate(gradients):
             names = [f"{rows_of(slices.sizes, i)}, {name}" for name in where]
