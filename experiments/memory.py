@@ -12,12 +12,12 @@ observation waits for everything it starts, so gradients arrive after the main d
 backward pass; otherwise they can arrive during it, at most (N - 1) Φ more.
 
 Expected numbers, in MiB; activations and temporaries are XLA's choice, here on a CPU:
-  backward          3,911 on the main device, 3,813 on others: 2.6 % more; 2,683 of it
+  backward          3,325 on the main device, 3,227 on others: 3.0 % more; 2,096 of it
                     are activations, 926 temporaries of the backward program
-  gradients early   4,203 on the main device, 10 % more: 3 Φ received, Φ of optimizer
+  gradients early   3,617 on the main device, 12 % more: 3 Φ received, Φ of optimizer
                     state and 0.24 of gathered outputs, 390.2 in all
   reduce            595 against 107, when activations and replicas are gone
-  inference         358 on every device, 91 % less; gathered logits 256,000 bytes
+  inference         358 on every device, 89 % less; gathered logits 256,000 bytes
   one program       2,330 on every device: the GatherToRoot step, compiled, not run
   the article       806 against 452, which is 78 % more
 """
