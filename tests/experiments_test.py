@@ -14,7 +14,15 @@ import pytest
 
 import jaxdp
 from experiments import __main__ as experiments
-from experiments.harness import command, devices, registry, result, timing, wording
+from experiments.harness import (
+    command,
+    devices,
+    registry,
+    result,
+    show,
+    timing,
+    wording,
+)
 from experiments.parts import ownership
 from jaxdp import algorithms
 from jaxdp.schedule import holdings
@@ -339,3 +347,21 @@ def test_designs_stay_close_to_one_device(run_tiny):
         "native": 1,
     }
     assert max(row["apart, first 20 steps"] for row in rows.values()) < 1e-5
+
+
+def test_few_rows_of_many_columns_are_shown_turned(capsys, monkeypatch):
+    rows = [
+        {
+            "device": f"cpu:{i}",
+            **{f"kind {k} in full_mb": 1.5 * k + i for k in range(9)},
+        }
+        for i in range(2)
+    ]
+    for width, first in ((200, "device"), (60, "device")):
+        monkeypatch.setattr(show.console, "_width", width)
+        show.table("memory", rows)
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        header = next(line for line in lines if line and line[0] == first)
+        turned = header == ["device", "cpu:0", "cpu:1"]
+        assert turned == (width == 60)
+    assert ["kind", "8", "in", "full", "(MiB)", "12", "13"] in lines

@@ -22,6 +22,7 @@ from experiments.harness.result import Document, Rows
 COLOURS = {"holds": "green", "partly": "yellow", "refuted": "red"}
 EMPHASIS = {"all": "bold red", "no": "bold red"}  # "all": a chunk that is complete
 MOST_ROWS = 40  # of a table on the terminal
+FEW_ROWS = 6  # of a table that may be turned, so that it fits
 WIDEST = 20  # characters of a cell that are kept on one line
 console = Console()
 
@@ -46,15 +47,19 @@ def table(name: str, rows: Rows) -> None:
     if len(rows) > MOST_ROWS:
         caption = f"and {len(rows) - MOST_ROWS} rows more in result.json"
         rows = rows[:MOST_ROWS]
+    if len(rows) <= FEW_ROWS and not _fits(columns, rows):
+        columns, rows = turned(columns, rows)
+    fits = _fits(columns, rows)
     style = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False}
     shown = Table(title=wording.heading(name), caption=caption, **style)
     for column in columns:
         longest = max(len(wording.value(row[column])) for row in rows)
-        right = wording.is_number(rows[0][column])
+        right = any(wording.is_number(row[column]) for row in rows)
         shown.add_column(
             wording.heading(column),
             justify="right" if right else "left",
             overflow="fold",
+            min_width=_width(column, rows) if fits else None,
             no_wrap=not right and longest <= WIDEST,  # headings wrap instead
         )
     first = [row[columns[0]] for row in rows]
@@ -65,6 +70,30 @@ def table(name: str, rows: Rows) -> None:
         shown.add_row(*cells, end_section=grouped and here != following)
     console.print(shown)
     console.print()
+
+
+def turned(columns: list[str], rows: Rows) -> tuple[list[str], Rows]:
+    """The table with a column for every row: few rows of many numbers fit so."""
+    first, *others = columns
+    names = [f"{wording.value(row[first])}" for row in rows]
+    kept = [
+        {first: wording.heading(column)}
+        | {name: row[column] for name, row in zip(names, rows, strict=True)}
+        for column in others
+    ]
+    return [first, *names], kept
+
+
+def _fits(columns: list[str], rows: Rows) -> bool:
+    """Whether all columns have room beside each other, three spaces apart."""
+    return sum(_width(column, rows) + 3 for column in columns) <= console.width + 3
+
+
+def _width(column: str, rows: Rows) -> int:
+    """How broad a column is if the words of its heading and short cells stay whole."""
+    cells = [wording.value(row[column]) for row in rows]
+    whole = [cell for cell in cells if len(cell) <= WIDEST]
+    return max(map(len, [*wording.heading(column).split(), *whole]))
 
 
 def claims(document: Document) -> None:
