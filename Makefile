@@ -21,7 +21,7 @@ experiments: $(VENV)/.experiments  ## list the experiments, a line each
 	@$(BIN)/python -m experiments --list
 
 test: $(VENV)/.test  ## run the tests (PyTorch references included)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n auto --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev  ## format, lint, spelling, types and tests: what CI runs
 	$(BIN)/ruff format --check $(SOURCES)

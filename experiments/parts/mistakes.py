@@ -95,7 +95,10 @@ def about_devices(on: Setting) -> list[Mistake]:
         ids(
             twice,
             ValueError,
-            (f"{len(twice)} ids and {len(on.ids)} devices", f": {on.ids[1]} stands"),
+            (
+                f"{len(twice)} ids and {len(on.ids)} devices",
+                f"Given more than once: {on.ids[1]}.",
+            ),
             "Name each device once",
         ),
         ids(
@@ -106,7 +109,7 @@ def about_devices(on: Setting) -> list[Mistake]:
         ),
         ids([-1], ValueError, ("device_ids[0]=-1", listed), "Choose one of those"),
         ids([], ValueError, ("device_ids=[]", "at least 1"), "pass None to take all"),
-        ids(1, TypeError, ("device_ids=1", "a sequence"), "Put the id into a list"),
+        ids(1, TypeError, ("device_ids=1", "a sequence"), "Put the ids into a list"),
         ids(
             ["cuda:0"],
             TypeError,

@@ -61,7 +61,7 @@ def about_models(on: Setting) -> list[Mistake]:
             "squeeze(), with a last slice of one row",
             lambda: on.model(lambda w, x: jnp.squeeze(x @ w))(on.x[: 2 * count - 1]),
             ValueError,
-            (f"float32[2, 2] from {first}", f"float32[2] from {last}", "leaf 0"),
+            (f"float32[2, 2] from {first}", f"float32[2] from {last}", "output is"),
             "Return arrays with one entry per row",
         ),
         Mistake(
@@ -92,7 +92,7 @@ def about_steps(on: Setting) -> list[Mistake]:
             "by hand: slices in another order than replicas",
             lambda: _by_hand(on.w, on.x, on.ids, on.ids[::-1]),
             ValueError,
-            (f"Replica 0 has arrays on 2 devices ({first}, {last})",),
+            (f"replica 0 on 2 devices ({first}, {last})",),
             "for the same device_ids",
         ),
         Mistake(
