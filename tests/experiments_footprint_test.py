@@ -92,8 +92,13 @@ def test_difference_is_to_the_mean_of_the_others():
 
 @pytest.mark.parametrize(
     ("shares", "verdict"),
-    [((38, 44), "holds"), ((38, 60), "refuted"), ((55, 60), "partly")],
-    ids=["about 40", "one device more", "all more"],
+    [
+        ((38, 44), "holds"),
+        ((38, 60), "partly"),
+        ((55, 60), "partly"),
+        ((12, 60), "refuted"),
+    ],
+    ids=["about 40", "one device more", "all more", "one device less"],
 )
 def test_verdict_on_what_inference_saves(shares, verdict):
     parts = footprint.split({"parameters": 100, "activations": 7})

@@ -103,7 +103,7 @@ def no_grad(saved: Rows) -> Claim:
         measured=f"{main['saved (%)']:.1f} on the main device, "
         f"{other['saved (%)']:.1f} on the others",
         unit="% of the training peak",
-        verdict="holds" if holds else "partly" if min(shares) > most else "refuted",
+        verdict="holds" if holds else "partly" if min(shares) >= least else "refuted",
         why=f"A peak of {main['inference_mb']:,.1f} MiB instead of "
         f"{main['training_mb']:,.1f} on the main device, {other['inference_mb']:,.1f} "
         f"instead of {other['training_mb']:,.1f} on the others. No activations are "
