@@ -1,8 +1,8 @@
 """Which arrays a backward program gets from its forward program, and which it does not.
 
 A program's results are new buffers. So what was an input already is not returned but
-given again, what is one number everywhere (such as the zeros that `relu` selects from)
-is made again, and what is needed twice is returned once.
+given again, and what is one number everywhere (such as the zeros that `relu` selects
+from) is made again.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,6 @@ def origins(jaxpr: Any, wanted: Sequence[Any]) -> tuple[list[Origin], list[int]]
     """
     inputs = {var: i for i, var in enumerate(jaxpr.invars)}
     found: list[Origin] = []
-    places: dict[Any, int] = {}
     returned: list[int] = []
     for i, atom in enumerate(wanted):
         source = _source(jaxpr, atom)
@@ -56,10 +55,8 @@ def origins(jaxpr: Any, wanted: Sequence[Any]) -> tuple[list[Origin], list[int]]
         elif source in inputs:
             found.append(Input(inputs[source]))
         else:
-            if source not in places:
-                places[source] = len(returned)
-                returned.append(i)
-            found.append(Kept(places[source]))
+            found.append(Kept(len(returned)))
+            returned.append(i)
     return found, returned
 
 
