@@ -304,3 +304,12 @@ def test_a_state_from_elsewhere_comes_to_the_root(move):
     assert float(metrics["loss"]) == 22 + 39 + 85
     assert float(state.params) == float(there.params) == 1 - 146
     assert devices_of(state) == devices_of(there)
+
+
+def test_an_error_of_the_loss_says_what_it_got():
+    step = line_step(lambda output, y: jnp.mean(output - y), 3, output_device=5)
+    with pytest.raises(TypeError) as caught:
+        step(step.init(), f32([11, 13, 17]), f32([2, 3]))
+    note = "\n".join(caught.value.__notes__)  # JAX adds one too
+    assert "stage 6 loss on cpu:5" in note
+    assert "[[(1,)], [(1,)], [(1,)]]" in note and "targets of shapes (2,)" in note

@@ -26,6 +26,7 @@ from jaxdp.buckets import is_key, is_summable
 from jaxdp.loss import Aux, Mean, divided, split_loss, with_weight
 from jaxdp.mesh import without_mesh
 from jaxdp.replicated import functional, observe, replicas, transfers
+from jaxdp.replicated.devices import name
 from jaxdp.replicated.inputs import check_arrays
 from jaxdp.replicated.moves import Replicate
 from jaxdp.replicated.transfers import is_on
@@ -233,8 +234,17 @@ class TrainStep:
         """Loss and metrics, and the gradient with respect to the replicas' outputs."""
         began = observe.now()
         args = (self.loss_fn, structure, self.model.dim, rows, parts, targets)
-        results, cotangents = loss_and_cotangents(*args)
         device = self.model.output_device
+        try:
+            results, cotangents = loss_and_cotangents(*args)
+        except Exception as error:
+            outputs, given = jax.tree.map(jnp.shape, (parts, targets))
+            error.add_note(
+                f"Raised by loss_fn, in stage 6 loss on {name(device)}. It got the "
+                f"outputs of shapes {outputs}, joined along dim={self.model.dim}, and "
+                f"targets of shapes {given}. Give targets that fit the gathered output."
+            )
+            raise
         about = ("6 loss", "loss and its gradient", None, device, device, parts)
         made = {"loss": results, "output gradients": cotangents}
         observe.tell(
