@@ -5,10 +5,12 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
-from jaxdp.buckets import is_summable
+from jaxdp.buckets import is_key, is_summable
 from jaxdp.designs.base import Design
 
 PyTree = Any
@@ -75,7 +77,7 @@ def check_state(
             "program's init, from the train.params(state) of the other."
         )
     # jax 0.10 crashes the process when a program is given a deleted array.
-    if _is_deleted(state.step):  # as is the rest: a state is donated as a whole
+    if is_deleted(state.step):  # as is the rest: a state is donated as a whole
         raise RuntimeError(
             f"train.{caller} got a state whose arrays have been deleted. train.step "
             "donates the state that it is given, so that each state serves one step. "
@@ -133,7 +135,17 @@ def _ids(sharding: jax.sharding.Sharding) -> list[int]:
     return [device.id for device in devices.flat]
 
 
-def _is_deleted(leaf: Any) -> bool:
+def own_copy(tree: PyTree) -> PyTree:
+    """Copies, so that no two leaves share a buffer, and strips weak types."""
+    return jax.tree.map(
+        lambda leaf: jnp.copy(
+            leaf if is_key(leaf) else lax.convert_element_type(leaf, leaf.dtype)
+        ),
+        tree,
+    )
+
+
+def is_deleted(leaf: Any) -> bool:
     """Whether a leaf is an array that has been donated."""
     if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
         return False

@@ -18,18 +18,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdp import guard
-from jaxdp.buckets import is_key
 from jaxdp.data import shard_batch
 from jaxdp.designs import Design, RingAllReduce
 from jaxdp.mesh import auto_mesh, without_mesh
 from jaxdp.replica import Replica
-from jaxdp.state import TrainState, check_opt_state, check_params, check_state
+from jaxdp.state import (
+    TrainState,
+    check_opt_state,
+    check_params,
+    check_state,
+    own_copy,
+)
 
 PyTree = Any
 
@@ -171,13 +175,8 @@ class _Program:
         return without_mesh(self.jitted_step.lower)(state, batch)
 
     def _init(self, params, rng, model_state) -> TrainState:
-        """Copies, so that no two leaves share a buffer, and strips weak types."""
-        params, rng, model_state = jax.tree.map(
-            lambda leaf: jnp.copy(
-                leaf if is_key(leaf) else lax.convert_element_type(leaf, leaf.dtype)
-            ),
-            (params, rng, model_state),
-        )
+        """The state of copies of what was given."""
+        params, rng, model_state = own_copy((params, rng, model_state))
         opt_state = self.replica.optimizer.init(params)
         design = self.replica.design
         opt_state = design.place_opt_state(opt_state, self.mesh.size)

@@ -257,6 +257,6 @@ def _by_kind(leaves: Sequence[Sequence[Any]]) -> list[tuple[list[int], Any]]:
         for i, pieces in enumerate(leaves)
         if is_summable(pieces[0]) and any(isinstance(x, Tracer) for x in pieces)
     ]
-    rest = [i for i in range(len(leaves)) if i not in set(smooth)]
+    rest = sorted(set(range(len(leaves))) - set(smooth))
     kinds = [(smooth, linear), (rest, lambda move, arrays: move.there(arrays))]
     return [(indices, run) for indices, run in kinds if indices]

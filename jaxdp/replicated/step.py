@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
-from jaxdp.buckets import is_key, is_summable
+from jaxdp.buckets import is_summable
 from jaxdp.loss import Aux, Mean, divided, split_loss, with_weight
 from jaxdp.mesh import without_mesh
 from jaxdp.replicated import functional, observe, replicas, transfers
@@ -30,7 +29,7 @@ from jaxdp.replicated.devices import name
 from jaxdp.replicated.inputs import check_arrays
 from jaxdp.replicated.moves import Replicate
 from jaxdp.replicated.transfers import is_on
-from jaxdp.state import check_params
+from jaxdp.state import check_params, is_deleted, own_copy
 
 if TYPE_CHECKING:
     from jaxdp.replicated.model import DataParallel
@@ -260,7 +259,7 @@ def check_alive(state: State) -> None:
         RuntimeError: Its arrays have been deleted.
     """
     leaves = jax.tree.leaves(state.params)
-    if leaves and isinstance(leaves[0], jax.Array) and leaves[0].is_deleted():
+    if leaves and is_deleted(leaves[0]):
         raise RuntimeError(
             "A train step got a state whose arrays have been deleted. A step donates "
             "the state that it is given, so that each serves one step. Go on with the "
@@ -272,10 +271,7 @@ def check_alive(state: State) -> None:
 @functools.partial(jax.jit, static_argnums=0)
 def _init(optimizer: optax.GradientTransformation, params: PyTree, state: PyTree):
     """Copies, so that the caller's arrays survive, and the optimizer's first state."""
-    params, state = jax.tree.map(
-        lambda x: jnp.copy(x if is_key(x) else lax.convert_element_type(x, x.dtype)),
-        (params, state),
-    )
+    params, state = own_copy((params, state))
     return State(params, optimizer.init(params), state)
 
 
