@@ -12,6 +12,7 @@ from jaxdp.data import shard_batch as shard_batch
 from jaxdp.designs import Design as Design
 from jaxdp.designs import GatherToRoot as GatherToRoot
 from jaxdp.designs import NativeAllReduce as NativeAllReduce
+from jaxdp.designs import ParameterServer as ParameterServer
 from jaxdp.designs import RingAllReduce as RingAllReduce
 from jaxdp.loss import Aux as Aux
 from jaxdp.loss import Mean as Mean

@@ -18,16 +18,22 @@ rank, or a call outside `shard_map` and `pmap`.
 
 import functools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from jaxdp.buckets import by_dtype, is_key, is_movable, is_summable
-from jaxdp.primitive import Collective, scheduled
+from jaxdp.buckets import is_movable, is_summable
+from jaxdp.packing import (
+    axis_size,
+    chunked,
+    concatenated,
+    per_dtype,
+    side_by_side,
+    stacked,
+)
+from jaxdp.primitive import scheduled
 from jaxdp.schedule import Schedule
 
 PyTree = Any
@@ -71,10 +77,10 @@ def all_reduce(
     References:
         Patarasuk and Yuan, JPDC 2009, section 3 (ring).
     """
-    size = _axis_size("all_reduce", axis_name)
+    size = axis_size("all_reduce", axis_name)
     divisor = size if mean else 1
     collective = scheduled("all_reduce", algorithm, axis_name, size, 0, divisor)
-    return _per_dtype(tree, is_summable, functools.partial(_flat, collective))
+    return per_dtype(tree, is_summable, functools.partial(concatenated, collective))
 
 
 def reduce(
@@ -98,10 +104,10 @@ def reduce(
     Returns:
         The tree, with the same shapes and dtypes; varying.
     """
-    size = _axis_size("reduce", axis_name)
+    size = axis_size("reduce", axis_name)
     divisor = size if mean else 1
     collective = scheduled("reduce", algorithm, axis_name, size, root, divisor)
-    return _per_dtype(tree, is_summable, functools.partial(_flat, collective))
+    return per_dtype(tree, is_summable, functools.partial(concatenated, collective))
 
 
 def broadcast(
@@ -120,9 +126,9 @@ def broadcast(
     Returns:
         The tree, with the same shapes and dtypes; replicated.
     """
-    size = _axis_size("broadcast", axis_name)
+    size = axis_size("broadcast", axis_name)
     collective = scheduled("broadcast", algorithm, axis_name, size, root)
-    return _per_dtype(tree, is_movable, functools.partial(_flat, collective))
+    return per_dtype(tree, is_movable, functools.partial(concatenated, collective))
 
 
 def reduce_scatter(
@@ -145,16 +151,16 @@ def reduce_scatter(
         A leaf of `size` elements becomes `[ceil(size / N)]`, of the same dtype;
         varying. Leaves that are not summed come back whole.
     """
-    size = _axis_size("reduce_scatter", axis_name)
+    size = axis_size("reduce_scatter", axis_name)
     divisor = size if mean else 1
     collective = scheduled("reduce_scatter", algorithm, axis_name, size, 0, divisor)
 
     def move(leaves):
-        chunks = [_chunked(leaf, size) for leaf in leaves]
-        shards = _columns(collective, chunks)
+        chunks = [chunked(leaf, size) for leaf in leaves]
+        shards = side_by_side(collective, chunks)
         return [shard.reshape(-1) for shard in shards]
 
-    return _per_dtype(tree, is_summable, move)
+    return per_dtype(tree, is_summable, move)
 
 
 def all_gather(
@@ -182,13 +188,13 @@ def all_gather(
         ValueError: `like` has another structure, or a leaf that these shards do not
             fill.
     """
-    size = _axis_size("all_gather", axis_name)
+    size = axis_size("all_gather", axis_name)
     collective = scheduled("all_gather", algorithm, axis_name, size)
-    move = functools.partial(_stacked, collective)
+    move = functools.partial(stacked, collective)
     if like is None:
-        return _per_dtype(tree, is_movable, move)
+        return per_dtype(tree, is_movable, move)
     _check_like(tree, like, size)
-    return jax.tree.map(_unpadded, tree, _per_dtype(tree, is_summable, move), like)
+    return jax.tree.map(_unpadded, tree, per_dtype(tree, is_summable, move), like)
 
 
 def gather(
@@ -207,9 +213,9 @@ def gather(
     Returns:
         A leaf `[...]` becomes `[N, ...]`, entry r from rank r; varying.
     """
-    size = _axis_size("gather", axis_name)
+    size = axis_size("gather", axis_name)
     collective = scheduled("gather", algorithm, axis_name, size, root)
-    return _per_dtype(tree, is_movable, functools.partial(_stacked, collective))
+    return per_dtype(tree, is_movable, functools.partial(stacked, collective))
 
 
 def scatter(
@@ -231,94 +237,19 @@ def scatter(
     Raises:
         ValueError: A leaf whose leading axis is not N.
     """
-    size = _axis_size("scatter", axis_name)
+    size = axis_size("scatter", axis_name)
     collective = scheduled("scatter", algorithm, axis_name, size, root)
     _check_leading_axis(tree, size, axis_name)
 
     def move(leaves):
         chunks = [leaf.reshape(size, leaf.size // size) for leaf in leaves]
-        parts = _columns(collective, chunks)
+        parts = side_by_side(collective, chunks)
         return [
             part.reshape(leaf.shape[1:])
             for part, leaf in zip(parts, leaves, strict=True)
         ]
 
-    return _per_dtype(tree, is_movable, move)
-
-
-def _axis_size(caller: str, axis_name: Hashable) -> int:
-    """The number of devices on the axis.
-
-    Raises:
-        ValueError: The axis is not bound here.
-        TypeError: Several axes, or none.
-    """
-    if isinstance(axis_name, tuple | list) or axis_name is None:
-        raise TypeError(
-            f"{caller} got axis_name={axis_name!r}. It must be the name of one mesh "
-            "axis, such as 'data'. To reduce over several axes, call it once per "
-            "axis."
-        )
-    # An axis that vmap binds has a size too, but no devices.
-    if axis_name not in jax.sharding.get_abstract_mesh().manual_axes:
-        raise ValueError(
-            f"{caller} got axis_name={axis_name!r}, and no axis of this name is bound "
-            "where it was called. It must run inside jax.shard_map or jax.pmap over "
-            "that axis. Call it there, with the axis name of that mesh or pmap."
-        )
-    return lax.axis_size(axis_name)
-
-
-def _per_dtype(
-    tree: PyTree,
-    takes_part: Callable[[Any], bool],
-    move: Callable[[list[jax.Array]], list[jax.Array]],
-) -> PyTree:
-    """Applies `move` to the leaves of each dtype; other leaves stay as they are."""
-    leaves, structure = jax.tree.flatten(tree)
-    for indices in by_dtype(leaves, takes_part):
-        keys = [is_key(leaves[i]) for i in indices]
-        arrays = [
-            jax.random.key_data(leaves[i]) if key else jnp.asarray(leaves[i])
-            for i, key in zip(indices, keys, strict=True)
-        ]
-        for i, key, moved in zip(indices, keys, move(arrays), strict=True):
-            impl = jax.random.key_impl(leaves[i]) if key else None
-            leaves[i] = jax.random.wrap_key_data(moved, impl=impl) if key else moved
-    return jax.tree.unflatten(structure, leaves)
-
-
-def _flat(collective: Collective, leaves: list[jax.Array]) -> list[jax.Array]:
-    """Runs on the concatenated leaves, cut into the schedule's chunks."""
-    sizes = [leaf.size for leaf in leaves]
-    flat = jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
-    result = collective(_chunked(flat, collective.schedule.chunks)).reshape(-1)
-    parts = jnp.split(result[: sum(sizes)], np.cumsum(sizes)[:-1])
-    return [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]
-
-
-def _stacked(collective: Collective, leaves: list[jax.Array]) -> list[jax.Array]:
-    """Runs on one row per leaf and device; a leaf `[...]` becomes `[N, ...]`."""
-    columns = _columns(collective, [leaf.reshape(1, leaf.size) for leaf in leaves])
-    return [
-        column.reshape(collective.schedule.devices, *leaf.shape)
-        for column, leaf in zip(columns, leaves, strict=True)
-    ]
-
-
-def _columns(collective: Collective, chunks: list[jax.Array]) -> list[jax.Array]:
-    """Runs on `[rows, length]` matrices side by side."""
-    lengths = [matrix.shape[1] for matrix in chunks]
-    result = collective(jnp.concatenate(chunks, axis=1))
-    return jnp.split(result, np.cumsum(lengths)[:-1], axis=1)
-
-
-def _chunked(array: jax.Array, chunks: int) -> jax.Array:
-    """Flattens and pads with zeros to `[chunks, ceil(size / chunks)]`."""
-    flat = array.reshape(-1)
-    return jnp.pad(flat, (0, -flat.size % chunks)).reshape(
-        chunks, (flat.size + chunks - 1) // chunks
-    )
+    return per_dtype(tree, is_movable, move)
 
 
 def _unpadded(shard: Any, gathered: Any, like: Any) -> Any:

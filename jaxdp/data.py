@@ -10,7 +10,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxdp.mesh import auto_mesh
+from jaxdp.designs.base import Design
+from jaxdp.mesh import auto_mesh, worker_mesh
 
 PyTree = Any
 
@@ -34,7 +35,8 @@ def shard_batch(
     mesh: Mesh,
     remainder: Literal["error", "pad", "drop"] = "error",
     *,
-    axis_name: str | None = None,
+    axis_name: str | tuple[str, ...] | None = None,
+    design: Design | None = None,
 ) -> PyTree:
     """Splits a batch along axis 0: rank r gets the r-th of N equal slices.
 
@@ -48,9 +50,12 @@ def shard_batch(
             `PaddedBatch`, always, so that whole and padded batches train with one loss
             function.
         axis_name: The mesh axis; None takes the mesh's only axis.
+        design: The design that trains. It matters for `remainder` if some devices only
+            serve and take no rows, or if workers own several devices.
 
     Returns:
-        The tree as `jax.Array`s, sharded over the mesh; for `"pad"`, a `PaddedBatch`.
+        The tree as `jax.Array`s, sharded over the devices that take rows; for `"pad"`,
+        a `PaddedBatch`.
 
     Raises:
         ValueError: No arrays or no rows, leaves of different length, rows that N does
@@ -63,7 +68,9 @@ def shard_batch(
         >>> print(padded.batch, padded.mask.sum())
         [0. 1. 2. 3. 4. 5. 4. 5.] 6
     """
-    mesh = auto_mesh(mesh, axis_name, "shard_batch")
+    most_axes = design.most_axes if design else 1
+    mesh = auto_mesh(mesh, axis_name, "shard_batch", most_axes)
+    mesh = worker_mesh(mesh, design.serving_ranks if design else 0)
     if remainder not in ("error", "pad", "drop"):
         raise ValueError(
             f"shard_batch got remainder={remainder!r}. It must be 'error', 'pad' or "
@@ -88,8 +95,40 @@ def shard_batch(
 
 @functools.lru_cache(maxsize=64)
 def _rows_over(mesh: Mesh) -> NamedSharding:
-    """Axis 0 split over a mesh of one axis."""
-    return NamedSharding(mesh, P(*mesh.axis_names))
+    """Axis 0 split over all devices of a mesh."""
+    return NamedSharding(mesh, P(mesh.axis_names))
+
+
+def with_servers(batch: PyTree, mesh: Mesh, serving_ranks: int) -> PyTree:
+    """A batch of the workers as arrays over the whole mesh; servers get nothing real.
+
+    One program runs on all devices, so each must have an array. No row moves.
+
+    Args:
+        batch: From `shard_batch`, over `worker_mesh(mesh, serving_ranks)`.
+        mesh: The whole mesh.
+        serving_ranks: How many ranks of its first axis only serve.
+    """
+    sharding = _rows_over(mesh)
+    servers = [*mesh.devices[:serving_ranks].flat]
+
+    def extend(leaf):
+        shards = {shard.device: shard.data for shard in leaf.addressable_shards}
+        kind = next(iter(shards.values()))
+        blanks = [_blank(kind.shape, kind.dtype, device) for device in servers]
+        shape = (kind.shape[0] * mesh.size, *leaf.shape[1:])
+        worked = [shards[d] for d in mesh.devices[serving_ranks:].flat if d in shards]
+        return jax.make_array_from_single_device_arrays(
+            shape, sharding, blanks + worked
+        )
+
+    return jax.tree.map(extend, batch)
+
+
+@functools.lru_cache(maxsize=64)
+def _blank(shape: tuple[int, ...], dtype: Any, device: jax.Device) -> jax.Array:
+    """Zeros that nobody reads."""
+    return jax.device_put(jnp.zeros(shape, dtype), device)
 
 
 def _common_length(batch: PyTree) -> int:

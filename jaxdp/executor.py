@@ -22,7 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxdp.schedule import Holdings, Schedule, Transfer, holdings, local_rows
+from jaxdp.schedule import (
+    Holdings,
+    Schedule,
+    Transfer,
+    holdings,
+    local_row,
+    local_rows,
+)
 
 
 def accumulation_dtype(dtype) -> np.dtype:
@@ -103,9 +110,9 @@ class _Execution:
     def output(self) -> jax.Array:
         """Collects the chunks of `schedule.ends` in one pass."""
         ends = self.schedule.ends
-        rows = [dict.fromkeys(devices, chunk) for chunk, devices in enumerate(ends)]
-        if local_rows(ends) < len(ends):  # each device holds its own chunk alone
-            rows = [{own: own for own in range(len(ends))}]
+        rows = [{} for _ in range(local_rows(ends))]
+        for chunk, devices in enumerate(ends):
+            rows[local_row(ends, chunk)] |= dict.fromkeys(devices, chunk)
         return self._read(rows, finished=True, zeros=True)
 
     def _send(self, transfer: Transfer, complete: bool) -> jax.Array:
@@ -163,7 +170,7 @@ class _Execution:
 
     def _row(self, number: int, chunk: int) -> int:
         """The row of `values[number]` that holds `chunk`."""
-        return chunk if self.values[number].array.shape[0] > 1 else 0
+        return local_row(self.schedule.starts, chunk) if number == 0 else 0
 
     def _array(self, number: int, finished: bool) -> jax.Array:
         """`values[number]`, passed through `finish` if its chunks are complete."""

@@ -10,6 +10,9 @@ follow, whatever `check_vma` says:
     summed twice      a sum of something that was summed before
     forgotten         new parameters depend on a gradient never summed, or differ
 
+A design that collects the gradients of all replicas and makes one of them in another
+way than by a sum (a median, say) states so with `mark_aggregated`: it counts as a sum.
+
 Limit: if the loss itself sums over the axis (synchronized BatchNorm, a global loss),
 its transpose sums in the backward pass by right, and the first fault is not looked for.
 """
@@ -23,10 +26,14 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxprs_in_params
 
+from jaxdp.primitive import REPLICATED, SUMMING
+
 PyTree = Any
 MARK = "jaxdp gradient of "
 MARK_ALIKE = "jaxdp unaveraged "
+MARK_AGGREGATED = "jaxdp aggregated"
 SUMS = frozenset({"psum", "psum2", "psum_invariant", "reduce_scatter"})
+LOCAL = frozenset({"axis_index", "pcast", "pvary", "shard_map"})
 ALIKE = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather"})
 
 
@@ -60,6 +67,11 @@ def mark_alike(leaf: Any, name: str) -> Any:
     return checkpoint_name(leaf, MARK_ALIKE + name)
 
 
+def mark_aggregated(tree: PyTree) -> PyTree:
+    """Names what was made of the gradients of all replicas: no sum needs to follow."""
+    return jax.tree.map(lambda leaf: checkpoint_name(leaf, MARK_AGGREGATED), tree)
+
+
 def check_summed_once(
     program: ClosedJaxpr,
     axis_name: str,
@@ -69,8 +81,8 @@ def check_summed_once(
     """Proves that a traced step sums its gradients exactly once.
 
     Args:
-        program: A jaxpr with one `shard_map` over `axis_name`.
-        axis_name: The mesh axis.
+        program: A jaxpr with one `shard_map` over `axis_name`, and maybe other axes.
+        axis_name: The mesh axis of the proof.
         outputs: For each output its name, if it must be the same on all devices and
             depend on summed gradients only; None if it may be anything.
         loss_sums: Whether the loss itself sums over the axis; asked only when in doubt.
@@ -79,7 +91,7 @@ def check_summed_once(
         ValueError: Names the output, the gradient and the fault.
     """
     (eqn,) = [e for e in program.jaxpr.eqns if e.primitive.name == "shard_map"]
-    facts = [Fact(varies=bool(tuple(spec))) for spec in eqn.params["in_specs"]]
+    facts = [Fact(varies=axis_name in _names(s)) for s in eqn.params["in_specs"]]
     results = _Reader(axis_name, loss_sums).read(eqn.params["jaxpr"], facts)
     for name, fact in zip(outputs, results, strict=True):
         if name is None:
@@ -126,6 +138,8 @@ class _Reader:
         name, params = eqn.primitive.name, eqn.params
         if name == "name" and params["name"].startswith(MARK):
             return [self._marked(params["name"].removeprefix(MARK), facts[0])]
+        if name == "name" and params["name"] == MARK_AGGREGATED:
+            return [self._summed("an aggregation", facts[0])]
         if name == "name" and params["name"].startswith(MARK_ALIKE):
             return [self._alike(params["name"].removeprefix(MARK_ALIKE), facts[0])]
         if name == "jaxdp_collective":
@@ -175,9 +189,9 @@ class _Reader:
         """A collective of jaxdp."""
         if collective.axis_name != self.axis_name:
             return [fact]
-        if collective.kind in ("all_reduce", "reduce", "reduce_scatter"):
+        if collective.kind in SUMMING:
             fact = self._summed(f"jaxdp.{collective.kind}", fact)
-        alike = collective.kind in ("all_reduce", "all_gather", "broadcast")
+        alike = collective.kind in REPLICATED
         return [dataclasses.replace(fact, varies=not alike)]
 
     def _native(self, name: str, params: dict, fact: Fact) -> Fact:
@@ -248,6 +262,20 @@ def join(facts: Iterable[Fact]) -> Fact:
     )
 
 
+def talks_over(program: ClosedJaxpr, axis_name: str) -> bool:
+    """Whether devices of the axis wait for each other anywhere in a traced program."""
+    for eqn in program.jaxpr.eqns:
+        name, collective = eqn.primitive.name, eqn.params.get("collective")
+        if collective is not None and collective.axis_name == axis_name:
+            return True
+        if axis_name in _axes(eqn.params) and name not in LOCAL:
+            return True
+        inner = jaxprs_in_params(eqn.params)
+        if any(talks_over(ClosedJaxpr(_open(j), ()), axis_name) for j in inner):
+            return True
+    return False
+
+
 def sums_over(program: ClosedJaxpr, axis_name: str) -> bool:
     """Whether a traced program sums anything over the axis."""
     for eqn in program.jaxpr.eqns:
@@ -265,6 +293,16 @@ def sums_over(program: ClosedJaxpr, axis_name: str) -> bool:
 def _open(jaxpr: Any) -> Jaxpr:
     """The jaxpr without its constants."""
     return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+
+
+def _names(spec: Any) -> set:
+    """The mesh axes that a PartitionSpec splits over."""
+    return {
+        name
+        for part in spec
+        for name in (part if isinstance(part, tuple) else (part,))
+        if name is not None
+    }
 
 
 def _axes(params: dict) -> tuple:

@@ -75,19 +75,25 @@ def without_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
     return hidden
 
 
-def auto_mesh(mesh: Mesh, axis_name: str | None, caller: str) -> Mesh:
-    """The same devices and axis, with the axis of type Auto.
+def auto_mesh(
+    mesh: Mesh,
+    axis_name: str | tuple[str, ...] | None,
+    caller: str,
+    most_axes: int = 1,
+) -> Mesh:
+    """The same devices and axes, with axes of type Auto.
 
     Meshes from `jax.make_mesh` have Explicit axes, which would make `shard_map` refuse
     plain arrays.
 
     Args:
-        mesh: A mesh with one axis.
-        axis_name: The axis it must have; None takes any.
+        mesh: A mesh with one axis, or with up to `most_axes`.
+        axis_name: The axis it must have, or all of them; None takes any.
         caller: Whom errors speak for.
+        most_axes: How many axes it may have.
 
     Raises:
-        ValueError: The mesh has another axis, or several.
+        ValueError: The mesh has other axes, or too many.
         TypeError: `mesh` is no Mesh.
     """
     if not isinstance(mesh, Mesh):
@@ -95,19 +101,30 @@ def auto_mesh(mesh: Mesh, axis_name: str | None, caller: str) -> Mesh:
             f"{caller} got mesh={mesh!r}. It needs a jax.sharding.Mesh. Make one with "
             "jaxdp.data_mesh()."
         )
-    wanted = mesh.axis_names[:1] if axis_name is None else (axis_name,)
+    wanted = (axis_name,) if isinstance(axis_name, str) else axis_name
+    if wanted is None:
+        wanted = mesh.axis_names[:most_axes]
     if mesh.axis_names != wanted or not wanted:
-        named = (
-            "one axis" if axis_name is None else f"the axis {axis_name!r} and no other"
-        )
+        count = "one axis" if most_axes == 1 else f"1 to {most_axes} axes"
+        named = count if axis_name is None else f"the axis {axis_name!r} and no other"
         raise ValueError(
             f"{caller} got a mesh with axes {mesh.axis_names}. It needs exactly "
             f"{named}. Make the mesh with jaxdp.data_mesh(axis_name=...), or pass the "
             "axis_name that it has."
         )
-    if mesh.axis_types == (AxisType.Auto,):
+    types = (AxisType.Auto,) * len(wanted)
+    if mesh.axis_types == types:
         return mesh
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,))
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
+
+
+def worker_mesh(mesh: Mesh, serving_ranks: int) -> Mesh:
+    """The mesh without the first ranks of its first axis, which only serve."""
+    if not serving_ranks:
+        return mesh
+    return Mesh(
+        mesh.devices[serving_ranks:], mesh.axis_names, axis_types=mesh.axis_types
+    )
 
 
 def _first(count: int) -> list[Any]:

@@ -13,6 +13,8 @@ that have no derivative. The primitive wraps the rounds and states both facts:
     reduce           varying      broadcast
     gather           varying      scatter
     scatter          varying      gather
+    push, collect    varying      none: servers are for designs, which nothing
+    pull             replicated   differentiates
 
 "Replicated" is a type that exists under `check_vma=True` only; there a cotangent is one
 value for all devices and nothing has to travel. Without the check every device's result
@@ -31,7 +33,8 @@ from jax.interpreters import ad, batching, mlir
 from jaxdp import algorithms, executor
 from jaxdp.schedule import Schedule, local_rows, verify
 
-REPLICATED = frozenset({"all_reduce", "all_gather", "broadcast"})
+REPLICATED = frozenset({"all_reduce", "all_gather", "broadcast", "pull"})
+SUMMING = frozenset({"all_reduce", "reduce_scatter", "reduce", "push"})
 TRANSPOSED = {
     "all_reduce": "all_reduce",
     "reduce_scatter": "all_gather",
@@ -48,7 +51,7 @@ class Collective:
     """A collective over one mesh axis: which kind, by which rounds.
 
     Attributes:
-        kind: A key of `TRANSPOSED`.
+        kind: A row of the table above.
         schedule: The rounds.
         axis_name: The mesh axis.
         root: Rank of the root; 0 where the kind has none.
@@ -97,6 +100,12 @@ class Collective:
 
     def transpose(self, cotangent: jax.Array, replicated: bool) -> jax.Array:
         """Applies the transposed collective; see the table above."""
+        if self.kind not in TRANSPOSED:
+            raise NotImplementedError(
+                f"A {self.kind} over {self.axis_name!r} was differentiated. Parameter "
+                "servers have no gradient: only an optimizer stands behind them. "
+                "Differentiate the loss function instead."
+            )
         if not replicated:
             transposed = self._transposed()
             rows = local_rows(transposed.schedule.starts)

@@ -1,25 +1,20 @@
 """The program of one device: its gradient, the exchange, the update."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import lax
 
 from jaxdp import guard
 from jaxdp.buckets import is_summable
 from jaxdp.data import PaddedBatch
-from jaxdp.designs.base import Design, Updated
-from jaxdp.loss import (
-    Contribution,
-    Mean,
-    check_loss,
-    divided,
-    split_loss,
-    with_weight,
-)
+from jaxdp.designs.base import AxisName, Design, Update
+from jaxdp.loss import Contribution, Mean, check_loss, split_loss, with_weight
 from jaxdp.state import TrainState
 
 PyTree = Any
@@ -31,28 +26,60 @@ class Replica(NamedTuple):
     loss_fn: Callable[..., Any]
     optimizer: optax.GradientTransformation
     design: Design
-    axis_name: str
+    axis_name: AxisName
 
     def step(self, state: TrainState, batch: PyTree):
         """One optimizer update, from this device's rows."""
-        loss = functools.partial(self.local_loss, state, batch)
-        (_, rest), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
-        contribution = Contribution(guard.mark(gradients), *rest)
+        update = Update(self.optimizer, state.model_state)
         params, opt_state, (metrics, model_state) = self.design.exchange(
-            contribution, state.params, state.opt_state, self._update, self.axis_name
+            self._contribution(state, batch),
+            *(state.params, state.opt_state, update, self.axis_name),
         )
         if model_state is None:
             model_state = state.model_state
-        else:  # weights may have widened it
-            model_state = jax.tree.map(
-                lambda new, old: new.astype(old.dtype) if is_summable(new) else new,
-                model_state,
-                state.model_state,
-            )
         state = TrainState(
             state.step + 1, params, opt_state, state.rng, model_state, self.design
         )
         return state, metrics
+
+    def flush(self, state: TrainState) -> TrainState:
+        """Applies the gradients still in flight."""
+        update = Update(self.optimizer)
+        params, opt_state = self.design.flush(
+            state.params, state.opt_state, update, self.axis_name
+        )
+        return dataclasses.replace(state, params=params, opt_state=opt_state)
+
+    def _contribution(self, state: TrainState, batch: PyTree) -> Contribution:
+        """What this device adds to the step; zeros if it only serves."""
+
+        def compute() -> Contribution:
+            loss = functools.partial(self.local_loss, state, batch)
+            (_, rest), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
+            return Contribution(guard.mark(gradients), *rest)
+
+        if not self.design.serving_ranks:
+            return compute()
+
+        def nothing() -> Contribution:
+            def zeros(leaf):
+                return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), leaf)
+
+            shapes = jax.eval_shape(compute)
+            model_state = shapes.model_state
+            if model_state is not None:
+                model_state = jax.tree.map(
+                    lambda old, new: zeros(new) if isinstance(new, Mean) else old,
+                    *(state.model_state, model_state),
+                )
+            return zeros(shapes._replace(model_state=None))._replace(
+                model_state=model_state
+            )
+
+        axis_name = self.axis_name
+        first = axis_name if isinstance(axis_name, str) else axis_name[0]
+        works = lax.axis_index(first) >= self.design.serving_ranks
+        return lax.cond(works, compute, nothing)
 
     def local_loss(self, state: TrainState, batch: PyTree, params: PyTree):
         """The total to differentiate, and the pairs to average."""
@@ -78,21 +105,3 @@ class Replica(NamedTuple):
             aux.model_state,
         )
         return loss.total, (loss, metrics, model_state)
-
-    def _update(self, mean: Contribution, params: PyTree, opt_state: PyTree) -> Updated:
-        """The optimizer, on an averaged contribution."""
-        weight = mean.loss.weight
-        gradients = jax.tree.map(lambda g: divided(Mean(g, weight)), mean.gradients)
-        updates, opt_state = self.optimizer.update(gradients, opt_state, params)
-        params = optax.apply_updates(params, updates)
-        results = jax.tree.map(
-            lambda leaf: divided(leaf) if _is_mean(leaf) else leaf,
-            ({"loss": mean.loss, **mean.metrics}, mean.model_state),
-            is_leaf=_is_mean,
-        )
-        return Updated(params, opt_state, results)
-
-
-def _is_mean(leaf: Any) -> bool:
-    """A Mean is a leaf."""
-    return isinstance(leaf, Mean)

@@ -18,8 +18,12 @@ device of `ends[c]`:
     broadcast        the root       all devices
     gather           device c       the root
     scatter          the root       device c
+    push             the workers    the server of c
+    collect          one worker     the server of c
+    pull             the server     all devices
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Iterator
@@ -86,10 +90,19 @@ class Schedule:
 def local_rows(placement: Placement) -> int:
     """How many chunks a device's local buffer has room for.
 
-    One if every device holds its own chunk alone (device `r` chunk `r`), else all.
+    All, unless every chunk lies on one device alone: then as many as the device with
+    most of them holds.
     """
-    own = tuple((device,) for device in range(len(placement)))
-    return 1 if placement == own else len(placement)
+    if any(len(devices) != 1 for devices in placement):
+        return len(placement)
+    return max(collections.Counter(placement).values())
+
+
+def local_row(placement: Placement, chunk: int) -> int:
+    """In which row of that buffer a chunk lies: a device's chunks are in order."""
+    if local_rows(placement) == len(placement):
+        return chunk
+    return placement[:chunk].count(placement[chunk])
 
 
 def holdings(schedule: Schedule) -> Iterator[Holdings]:

@@ -12,6 +12,7 @@ bit.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,9 +24,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdp import guard
-from jaxdp.data import shard_batch
+from jaxdp.data import shard_batch, with_servers
 from jaxdp.designs import Design, RingAllReduce
-from jaxdp.mesh import auto_mesh, without_mesh
+from jaxdp.mesh import auto_mesh, without_mesh, worker_mesh
 from jaxdp.replica import Replica
 from jaxdp.state import (
     TrainState,
@@ -46,6 +47,9 @@ class DataParallel(NamedTuple):
             the caller's arrays survive.
         step: `step(state, batch) -> (TrainState, metrics)`. The state given is donated.
         params: `params(state)`: a copy of the full parameters, on every device.
+        flush: `flush(state) -> TrainState`. Applies the gradients that a design with
+            bounded delay still has in flight; the state given is donated. Other designs
+            have none, and get their state back.
         lower: `lower(state, batch)`: the step as a `jax.stages.Lowered`, whose
             `.compile()` can be analyzed.
     """
@@ -53,6 +57,7 @@ class DataParallel(NamedTuple):
     init: Callable[..., TrainState]
     step: Callable[[TrainState, PyTree], tuple[TrainState, dict[str, Any]]]
     params: Callable[[TrainState], PyTree]
+    flush: Callable[[TrainState], TrainState]
     lower: Callable[[TrainState, PyTree], jax.stages.Lowered]
 
 
@@ -62,7 +67,7 @@ def data_parallel(
     mesh: Mesh,
     design: Design = RingAllReduce(),  # noqa: B008 (frozen and stateless)
     *,
-    axis_name: str | None = None,
+    axis_name: str | tuple[str, ...] | None = None,
 ) -> DataParallel:
     """Makes a data-parallel training program.
 
@@ -79,12 +84,13 @@ def data_parallel(
             batch padded by `shard_batch`.
         optimizer: Any optax transformation; it sees the gradient of the global mean
             loss.
-        mesh: A mesh with one axis, such as `jaxdp.data_mesh()`.
+        mesh: A mesh with one axis, such as `jaxdp.data_mesh()`; for `ParameterServer`
+            it may have two, as `jax.make_mesh((4, 2), ("worker", "device"))`.
         design: How replicas exchange gradients.
-        axis_name: The mesh axis; None takes the mesh's only axis.
+        axis_name: The mesh axis, or all axes; None takes what the mesh has.
 
     Returns:
-        The program: `init`, `step`, `params`, `lower`.
+        The program: `init`, `step`, `params`, `flush`, `lower`.
 
     Raises:
         ValueError: The mesh lacks the axis or has others; an option of the design does
@@ -107,16 +113,19 @@ def data_parallel(
         >>> print(metrics["loss"], train.params(state))
         157.5 1.05
     """
-    mesh = auto_mesh(mesh, axis_name, "data_parallel")
     if not isinstance(design, Design):
         raise TypeError(
             f"data_parallel got design={design!r}. It must be an instance of a design. "
             "Pass, for example, jaxdp.RingAllReduce()."
         )
-    design.check(mesh.size)
-    replica = Replica(loss_fn, optimizer, design, mesh.axis_names[0])
+    mesh = auto_mesh(mesh, axis_name, "data_parallel", design.most_axes)
+    design.check(mesh.devices.shape[0])
+    axes = mesh.axis_names
+    replica = Replica(loss_fn, optimizer, design, axes if axes[1:] else axes[0])
     program = _Program(replica, mesh)
-    return DataParallel(program.init, program.step, program.params, program.lower)
+    return DataParallel(
+        program.init, program.step, program.params, program.flush, program.lower
+    )
 
 
 class _Program:
@@ -129,6 +138,7 @@ class _Program:
         design, axis_name = replica.design, replica.axis_name
         spec = TrainState(P(), P(), design.opt_state_spec(axis_name), P(), P(), design)
         self.specs = (spec, P(axis_name))
+        self.worker_mesh = worker_mesh(mesh, design.serving_ranks)
         sharding = jax.tree.map(
             lambda part: NamedSharding(mesh, part),
             spec,
@@ -141,6 +151,12 @@ class _Program:
             in_shardings=(sharding, NamedSharding(mesh, P(axis_name))),
             out_shardings=(sharding, self.replicated),
         )
+        self.jitted_flush = jax.jit(
+            self._flush,
+            donate_argnums=0,
+            in_shardings=(sharding,),
+            out_shardings=sharding,
+        )
 
     def init(
         self,
@@ -151,6 +167,8 @@ class _Program:
     ) -> TrainState:
         """The state before the first step."""
         check_params(params)
+        design, sizes = self.replica.design, self.mesh.devices.shape
+        without_mesh(design.check_training)(self.replica.optimizer, params, sizes)
         # Moves arrays from other devices or meshes; the copy in `_init` unties them.
         given = jax.device_put((params, rng, model_state), self.replicated)
         return without_mesh(self.jitted_init)(*given)
@@ -158,8 +176,14 @@ class _Program:
     def step(self, state: TrainState, batch: PyTree) -> tuple[TrainState, dict]:
         """One optimizer update."""
         check_state(state, self.replica.design, self.replicated, "step")
-        batch = shard_batch(batch, self.mesh)
-        return without_mesh(self.jitted_step)(state, batch)
+        return without_mesh(self.jitted_step)(state, self._placed(batch))
+
+    def flush(self, state: TrainState) -> TrainState:
+        """Applies the gradients still in flight."""
+        check_state(state, self.replica.design, self.replicated, "flush")
+        if not self.replica.design.max_staleness:
+            return state
+        return without_mesh(self.jitted_flush)(state)
 
     def params(self, state: TrainState) -> PyTree:
         """A copy of the parameters, which later steps do not donate."""
@@ -171,15 +195,14 @@ class _Program:
         check_state(state, self.replica.design, self.replicated, "lower")
         leaves = jax.tree.leaves(batch)
         if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
-            batch = shard_batch(batch, self.mesh)
+            batch = self._placed(batch)
         return without_mesh(self.jitted_step.lower)(state, batch)
 
     def _init(self, params, rng, model_state) -> TrainState:
         """The state of copies of what was given."""
         params, rng, model_state = own_copy((params, rng, model_state))
-        opt_state = self.replica.optimizer.init(params)
-        design = self.replica.design
-        opt_state = design.place_opt_state(opt_state, self.mesh.size)
+        design, sizes = self.replica.design, self.mesh.devices.shape
+        opt_state = design.init_opt_state(self.replica.optimizer, params, sizes)
         step = jnp.zeros((), jnp.int32)
         return TrainState(step, params, opt_state, rng, model_state, design)
 
@@ -193,12 +216,26 @@ class _Program:
         results = jaxpr_as_fun(program)(*jax.tree.leaves((state, batch)))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
-    def _on_replicas(self, body: Callable, out_specs: Any) -> Callable:
+    def _flush(self, state: TrainState) -> TrainState:
+        """The global program of a flush."""
+        spec = self.specs[0]
+        return self._on_replicas(self.replica.flush, spec, (spec,))(state)
+
+    def _placed(self, batch: PyTree) -> PyTree:
+        """The batch on the devices: no rows where a device only serves."""
+        batch = shard_batch(batch, self.worker_mesh, axis_name=self.mesh.axis_names)
+        if self.worker_mesh is self.mesh:
+            return batch
+        return with_servers(batch, self.mesh, self.replica.design.serving_ranks)
+
+    def _on_replicas(
+        self, body: Callable, out_specs: Any, in_specs: Any = None
+    ) -> Callable:
         """Runs `body(state, batch)` on every device."""
         return jax.shard_map(
             body,
             mesh=self.mesh,
-            in_specs=self.specs,
+            in_specs=in_specs or self.specs,
             out_specs=out_specs,
             check_vma=False,  # see the module docstring
         )
@@ -206,22 +243,48 @@ class _Program:
     def _prove(
         self, program: ClosedJaxpr, outputs: PyTree, state: TrainState, batch: PyTree
     ) -> None:
-        """Proves that the program sums its gradients exactly once."""
-        axis_name = self.replica.axis_name
+        """Proves that the program sums its gradients exactly once, over each axis."""
         (new, metrics) = jax.tree_util.tree_map_with_path(
             lambda path, _: jax.tree_util.keystr(path[1:]).lstrip("."), outputs
         )
-        if self.specs[0].opt_state != P():  # devices hold different parts of it
-            free = jax.tree.map(lambda _: "", new.opt_state)
-            new = dataclasses.replace(new, opt_state=free)
+        opt_state = jax.tree.map(  # devices may hold different parts of it
+            lambda spec, names: jax.tree.map(lambda n: n if spec == P() else "", names),
+            *(self.specs[0].opt_state, new.opt_state),
+            is_leaf=lambda spec: isinstance(spec, P),
+        )
+        new = dataclasses.replace(new, opt_state=opt_state)
         metrics = jax.tree.map(lambda name: f"metrics{name}", metrics)
         names = [name or None for name in jax.tree.leaves((new, metrics))]
 
-        def loss_sums() -> bool:
-            def total(state, batch):
-                return self.replica.local_loss(state, batch, state.params)[0]
+        def total(state, batch):
+            return self.replica.local_loss(state, batch, state.params)[0]
 
-            traced = jax.make_jaxpr(self._on_replicas(total, P()))(state, batch)
-            return guard.sums_over(traced, axis_name)
+        @functools.cache
+        def loss() -> ClosedJaxpr:
+            return jax.make_jaxpr(self._on_replicas(total, P()))(state, batch)
 
-        guard.check_summed_once(program, axis_name, names, loss_sums)
+        for axis_name in self.mesh.axis_names:
+            if self.replica.design.serving_ranks:
+                check_alone(loss(), axis_name, self.replica.design)
+            guard.check_summed_once(
+                program,
+                axis_name,
+                names,
+                lambda axis_name=axis_name: guard.sums_over(loss(), axis_name),
+            )
+
+
+def check_alone(loss: ClosedJaxpr, axis_name: str, design: Design) -> None:
+    """Refuses a loss in which workers wait for devices that compute none.
+
+    Raises:
+        ValueError: The loss communicates.
+    """
+    if guard.talks_over(loss, axis_name):
+        raise ValueError(
+            f"data_parallel got a loss_fn that communicates over axis {axis_name!r}, "
+            f"and a design whose first {design.serving_ranks} rank(s) only serve: they "
+            "compute no loss, so the others would wait for ever. Remove the collective "
+            "from loss_fn (axis_name= of BatchNorm is one), or let the servers work "
+            "with dedicated=False."
+        )

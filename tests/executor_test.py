@@ -16,7 +16,6 @@ from jaxdp.schedule import (
     Schedule,
     Transfer,
     holdings,
-    local_rows,
     simulate,
     verify,
 )
@@ -32,10 +31,14 @@ over_all = pytest.mark.parametrize(("kind", "algorithm"), ALL, ids=map("-".join,
 
 def local(schedule: Schedule, placement, buffers: np.ndarray) -> np.ndarray:
     """Of `[devices, chunks, ...]`, the rows that the executor takes or returns."""
-    if local_rows(placement) == schedule.chunks:
+    if any(len(holders) != 1 for holders in placement):
         return buffers
-    rows = np.arange(schedule.devices).clip(max=schedule.chunks - 1)
-    return buffers[np.arange(schedule.devices), rows][:, None]
+    own = [
+        buffers[device, [chunk for chunk, (d,) in enumerate(placement) if d == device]]
+        for device in range(schedule.devices)
+    ]
+    rows = max(map(len, own))
+    return np.stack([np.pad(o, ((0, rows - len(o)), (0, 0))) for o in own])
 
 
 def assert_executes_as_simulated(schedule: Schedule, mode: str, seed: int = 0) -> None:
@@ -69,6 +72,20 @@ def test_every_schedule_executes_as_simulated(mesh, kind, algorithm):
     schedule = algorithms.build(kind, algorithm, mesh.size, mesh.size // 2)
     if schedule.rounds:
         assert_executes_as_simulated(verify(schedule), "unchecked")
+
+
+@pytest.mark.parametrize("dedicated", [False, True], ids=["working", "dedicated"])
+@pytest.mark.parametrize("mode", ["checked", "unchecked"])
+@pytest.mark.parametrize(("devices", "servers"), [(2, 1), (5, 1), (5, 3), (8, 4)])
+def test_servers_execute_as_simulated(devices, servers, dedicated, mode):
+    given = (devices, servers, dedicated)
+    for schedule in (
+        algorithms.sharded_servers_push(*given),
+        algorithms.sharded_servers_pull(devices, servers),
+        algorithms.sharded_servers_collect(*given),
+        algorithms.sharded_servers(*given),
+    ):
+        assert_executes_as_simulated(verify(schedule), mode)
 
 
 @st.composite

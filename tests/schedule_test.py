@@ -16,6 +16,7 @@ from jaxdp.schedule import (
     Schedule,
     Transfer,
     holdings,
+    local_row,
     local_rows,
     simulate,
     verify,
@@ -213,10 +214,18 @@ def test_then_refuses_what_does_not_follow(first, second, message):
 
 @pytest.mark.parametrize(
     ("placement", "rows"),
-    [(((0,), (1,), (2,)), 1), (((0,),), 1), (((0,), (0,)), 2), (((0, 1),) * 3, 3)],
+    [
+        (((0,), (1,), (2,)), [0, 0, 0]),
+        (((0,),), [0]),
+        (((0,), (0,)), [0, 1]),
+        (((0, 1),) * 3, [0, 1, 2]),
+        (((1,), (0,), (1,), (1,)), [0, 0, 1, 2]),
+        (((1,), (0,), (1, 2), (1,)), [0, 1, 2, 3]),
+    ],
 )
 def test_local_rows(placement, rows):
-    assert local_rows(placement) == rows
+    assert local_rows(placement) == max(rows) + 1
+    assert [local_row(placement, chunk) for chunk in range(len(placement))] == rows
 
 
 def test_a_transfer_iterates_over_source_target_chunk():

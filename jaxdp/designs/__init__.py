@@ -4,3 +4,4 @@ from jaxdp.designs.all_reduce import NativeAllReduce as NativeAllReduce
 from jaxdp.designs.all_reduce import RingAllReduce as RingAllReduce
 from jaxdp.designs.base import Design as Design
 from jaxdp.designs.gather_to_root import GatherToRoot as GatherToRoot
+from jaxdp.designs.parameter_server import ParameterServer as ParameterServer

@@ -44,10 +44,11 @@ class GatherToRoot(Design):
         """One optimizer state per device, stacked along a leading axis."""
         return P(axis_name)
 
-    def place_opt_state(self, opt_state, devices):
+    def init_opt_state(self, optimizer, params, sizes):
         """Stacks one copy per device; entry `root` is the one that counts."""
         return jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (devices, *leaf.shape)), opt_state
+            lambda leaf: jnp.broadcast_to(leaf, (*sizes, *leaf.shape)),
+            optimizer.init(params),
         )
 
     def exchange(self, contribution, params, opt_state, update, axis_name):

@@ -1,0 +1,93 @@
+"""Trees in and out of the buffers that collectives move.
+
+The leaves of one dtype travel together, as one `[chunks, length]` buffer. Leaves keep
+their dtype; typed keys travel as the integers they are made of.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxdp.buckets import by_dtype, is_key
+from jaxdp.primitive import Collective
+
+PyTree = Any
+
+
+def axis_size(caller: str, axis_name: Hashable) -> int:
+    """The number of devices on the axis.
+
+    Raises:
+        ValueError: The axis is not bound here.
+        TypeError: Several axes, or none.
+    """
+    if isinstance(axis_name, tuple | list) or axis_name is None:
+        raise TypeError(
+            f"{caller} got axis_name={axis_name!r}. It must be the name of one mesh "
+            "axis, such as 'data'. To reduce over several axes, call it once per "
+            "axis."
+        )
+    # An axis that vmap binds has a size too, but no devices.
+    if axis_name not in jax.sharding.get_abstract_mesh().manual_axes:
+        raise ValueError(
+            f"{caller} got axis_name={axis_name!r}, and no axis of this name is bound "
+            "where it was called. It must run inside jax.shard_map or jax.pmap over "
+            "that axis. Call it there, with the axis name of that mesh or pmap."
+        )
+    return lax.axis_size(axis_name)
+
+
+def per_dtype(
+    tree: PyTree,
+    takes_part: Callable[[Any], bool],
+    move: Callable[[list[jax.Array]], list[jax.Array]],
+) -> PyTree:
+    """Applies `move` to the leaves of each dtype; other leaves stay as they are."""
+    leaves, structure = jax.tree.flatten(tree)
+    for indices in by_dtype(leaves, takes_part):
+        keys = [is_key(leaves[i]) for i in indices]
+        arrays = [
+            jax.random.key_data(leaves[i]) if key else jnp.asarray(leaves[i])
+            for i, key in zip(indices, keys, strict=True)
+        ]
+        for i, key, moved in zip(indices, keys, move(arrays), strict=True):
+            impl = jax.random.key_impl(leaves[i]) if key else None
+            leaves[i] = jax.random.wrap_key_data(moved, impl=impl) if key else moved
+    return jax.tree.unflatten(structure, leaves)
+
+
+def concatenated(collective: Collective, leaves: list[jax.Array]) -> list[jax.Array]:
+    """Runs on the concatenated leaves, cut into the schedule's chunks."""
+    sizes = [leaf.size for leaf in leaves]
+    flat = jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
+    result = collective(chunked(flat, collective.schedule.chunks)).reshape(-1)
+    parts = jnp.split(result[: sum(sizes)], np.cumsum(sizes)[:-1])
+    return [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]
+
+
+def stacked(collective: Collective, leaves: list[jax.Array]) -> list[jax.Array]:
+    """Runs on one row per leaf and device; a leaf `[...]` becomes `[N, ...]`."""
+    columns = side_by_side(collective, [leaf.reshape(1, leaf.size) for leaf in leaves])
+    return [
+        column.reshape(collective.schedule.devices, *leaf.shape)
+        for column, leaf in zip(columns, leaves, strict=True)
+    ]
+
+
+def side_by_side(collective: Collective, chunks: list[jax.Array]) -> list[jax.Array]:
+    """Runs on `[rows, length]` matrices side by side."""
+    lengths = [matrix.shape[1] for matrix in chunks]
+    result = collective(jnp.concatenate(chunks, axis=1))
+    return jnp.split(result, np.cumsum(lengths)[:-1], axis=1)
+
+
+def chunked(array: jax.Array, chunks: int) -> jax.Array:
+    """Flattens and pads with zeros to `[chunks, ceil(size / chunks)]`."""
+    flat = array.reshape(-1)
+    return jnp.pad(flat, (0, -flat.size % chunks)).reshape(
+        chunks, (flat.size + chunks - 1) // chunks
+    )
