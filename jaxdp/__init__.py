@@ -1,5 +1,7 @@
 """Data-parallel designs as small, explicit JAX programs."""
 
+from jaxdp import aggregation as aggregation
+from jaxdp import asynchronous as asynchronous
 from jaxdp import replicated as replicated
 from jaxdp.collectives import all_gather as all_gather
 from jaxdp.collectives import all_reduce as all_reduce
@@ -21,6 +23,8 @@ from jaxdp.mesh import data_mesh as data_mesh
 from jaxdp.program import ProgramReport as ProgramReport
 from jaxdp.program import analyze as analyze
 from jaxdp.replicated import DataParallel as DataParallel
+from jaxdp.staleness import compensate_delay as compensate_delay
+from jaxdp.staleness import scale_by_staleness as scale_by_staleness
 from jaxdp.synchronization import synchronize_gradients as synchronize_gradients
 from jaxdp.training import TrainState as TrainState
 from jaxdp.training import data_parallel as data_parallel

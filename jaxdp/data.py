@@ -126,7 +126,7 @@ def with_servers(batch: PyTree, mesh: Mesh, serving_ranks: int) -> PyTree:
 
 
 @functools.lru_cache(maxsize=64)
-def _blank(shape: tuple[int, ...], dtype: Any, device: jax.Device) -> jax.Array:
+def _blank(shape: tuple[int, ...], dtype: Any, device: Any) -> jax.Array:
     """Zeros that nobody reads."""
     return jax.device_put(jnp.zeros(shape, dtype), device)
 

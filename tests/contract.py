@@ -23,12 +23,23 @@ DESIGNS: dict[str, Callable[[int], jaxdp.Design]] = {
     "ring": lambda devices: jaxdp.RingAllReduce(),
     "ring-buckets": lambda devices: jaxdp.RingAllReduce(bucket_cap_mb=64 / 2**20),
     "native": lambda devices: jaxdp.NativeAllReduce(),
+    "servers": lambda devices: jaxdp.ParameterServer(servers=min(2, devices)),
+    "servers-worker": lambda devices: jaxdp.ParameterServer(
+        servers=devices, update_on="worker"
+    ),
 }
 over_designs = pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS.keys())
 
 # One of each kind, for what options cannot change.
-KINDS = {name: DESIGNS[name] for name in ("root-last", "ring", "native")}
+KINDS = {name: DESIGNS[name] for name in ("root-last", "ring", "native", "servers")}
 over_kinds = pytest.mark.parametrize("design", KINDS.values(), ids=KINDS.keys())
+
+# Those that run any optimizer, on whole trees.
+WHOLE = {name: KINDS[name] for name in ("root-last", "ring", "native")} | {
+    "one-server": lambda devices: jaxdp.ParameterServer(),
+    "servers-worker": DESIGNS["servers-worker"],
+}
+over_whole = pytest.mark.parametrize("design", WHOLE.values(), ids=WHOLE.keys())
 
 OPTIMIZERS = {
     "momentum": lambda: optax.sgd(0.1, momentum=0.9),

@@ -17,7 +17,7 @@ from jax import lax
 import jaxdp
 from jaxdp import guard
 from tests import contract
-from tests.contract import over_kinds
+from tests.contract import over_kinds, over_whole
 
 PARAMS = {"w": contract.waves(3), "b": np.float32(0.4)}
 BATCH = contract.waves(6, 3, start=0.2)
@@ -199,7 +199,7 @@ def test_an_optimizer_state_of_local_gradients_is_refused():
         ),
     ],
 )
-@over_kinds
+@over_whole
 def test_an_optimizer_that_sums_is_refused(design, link, by):
     optimizer = optax.chain(link, optax.adam(0.1))
     message = rf"summed over axis 'data' twice, .* by {by}.*drop it from the chain"

@@ -192,7 +192,9 @@ def test_an_optimizer_state_of_other_parameters_is_refused(design):
     train = make(lambda p, x: jnp.mean(x) * sum(map(jnp.sum, p)), design=design(2))
     state, other = train.init([jnp.ones(3)]), train.init([jnp.ones(3), jnp.ones(4)])
     mixed = dataclasses.replace(state, opt_state=other.opt_state)
-    message = r"5 leaves of \d+ elements, and this optimizer keeps 3 leaves of \d+ ele"
+    counts = [len(jax.tree.leaves(s.opt_state)) for s in (other, state)]
+    assert counts[0] == counts[1] + 2  # Adam's two moments of the second leaf
+    message = rf"{counts[0]} leaves of .*this optimizer keeps {counts[1]} leaves of "
     with pytest.raises(ValueError, match=message):
         train.step(mixed, ROWS)
 

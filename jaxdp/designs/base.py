@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxdp.loss import Contribution, Mean, divided
 
 PyTree = Any
-AxisName = str | tuple[str, ...]
+AxisName = Any  # of one mesh axis, or a tuple of two names
 
 
 class Updated(NamedTuple):

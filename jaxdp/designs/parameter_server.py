@@ -32,8 +32,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdp import separable, serving
 from jaxdp.designs.base import Design, PyTree
+from jaxdp.designs.server_delay import DelayedRound, in_flight_spec, nothing_in_flight
 from jaxdp.designs.server_round import Served, ServerRound
-from jaxdp.loss import Mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ class ParameterServer(Design):
         _choose("policy", self.policy, ("sliding", "window"))
         if not callable(self.aggregate):
             _choose("aggregate", self.aggregate, ("sum",), " or a function")
-        if self.max_staleness < 0 or self.max_staleness != int(self.max_staleness):
+        if self.max_staleness < 0 or not float(self.max_staleness).is_integer():
             raise ValueError(
                 f"ParameterServer got max_staleness={self.max_staleness}. It is a "
                 "number of updates, at least 0 (synchronous). For no bound at all, "
@@ -139,36 +139,26 @@ class ParameterServer(Design):
                 jax.tree.map(lambda leaf: leaf[owned], parts)
             )
 
-        if not self.max_staleness:
-            return Served(opt_state, refused)
-
-        def zeros(tree, *shape):
-            return jax.tree.map(lambda x: jnp.zeros((*shape, *x.shape), x.dtype), tree)
-
-        weight = jnp.zeros((), jnp.result_type(float))
-        pending = zeros(Mean(params, weight), devices)
-        part = jax.tree.map(lambda leaf: leaf[0], parts)
-        queue = zeros(Mean(part, weight), devices, self.max_staleness)
-        return Served(opt_state, refused, pending, queue, jnp.zeros((), jnp.int32))
+        in_flight = None
+        if self.max_staleness:
+            part = jax.tree.map(lambda leaf: leaf[0], parts)
+            in_flight = nothing_in_flight(params, part, devices, self.max_staleness)
+        return Served(opt_state, refused, in_flight)
 
     def opt_state_spec(self, axis_name):
         """One part, and what is in flight there, per device."""
-        each = P(axis_name)
-        opt_state = each if self.update_on == "server" else P()
-        if not self.max_staleness:
-            return Served(opt_state, P())
-        return Served(opt_state, P(), each, each, P())
+        opt_state = P(axis_name) if self.update_on == "server" else P()
+        in_flight = in_flight_spec(axis_name) if self.max_staleness else None
+        return Served(opt_state, P(), in_flight)
 
     def exchange(self, contribution, params, opt_state, update, axis_name):
         """Pushes, aggregates, updates and pulls."""
-        round_ = ServerRound(self, update, axis_name)
-        if not self.max_staleness:
-            return round_.synchronous(contribution, params, opt_state)
-        return round_.delayed(contribution, params, opt_state)
+        round_ = DelayedRound if self.max_staleness else ServerRound
+        return round_(self, update, axis_name).step(contribution, params, opt_state)
 
     def flush(self, params, opt_state, update, axis_name):
         """Applies what is in flight, oldest first, each as an update of its own."""
-        return ServerRound(self, update, axis_name).flush(params, opt_state)
+        return DelayedRound(self, update, axis_name).flush(params, opt_state)
 
 
 def _choose(name: str, given: Any, known: tuple[str, ...], more: str = "") -> None:

@@ -1,16 +1,11 @@
-"""One step of a `ParameterServer`, as every device runs it.
+"""One synchronous step of a `ParameterServer`, as every device runs it.
 
-An average is made in three moves: the devices of a worker reduce-scatter among
-themselves (on a mesh with two axes), workers push to servers, servers aggregate. It is
-applied by the server, and its part of the parameters pulled; or pulled and applied by
-everybody.
-
-In flight are the gradients of the last step, not pushed yet (`pending`), and averages
-that wait at the servers (`queue`). Gradient number i since nothing was in flight waits
-in slot i modulo s, the bound on staleness.
+Gradients take three moves: the devices of a worker reduce-scatter among themselves (on
+a mesh with two axes), workers push to servers, servers aggregate. What servers make of
+them is applied there, and their part of the parameters pulled; or it is pulled, and
+applied by everybody.
 """
 
-import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -35,16 +30,21 @@ class Served(NamedTuple):
         opt_state: Of the part that each server updates, `[N, ...]`, entry r on device
             r; of the whole tree if workers update.
         refused: `[W]`, int32, pushes refused so far, by worker.
-        pending: Gradients and weight of the last step, `[N, ...]`; None if synchronous.
-        queue: Averages that wait at the servers, `[N, s, ...]`.
-        since: `[]`, int32, gradients computed since nothing was in flight.
+        in_flight: `jaxdp.designs.server_delay.InFlight`; None if synchronous.
     """
 
     opt_state: PyTree
-    refused: jax.Array
-    pending: Any = None
-    queue: Any = None
-    since: Any = None
+    refused: Any
+    in_flight: Any = None
+
+
+class Rest(NamedTuple):
+    """What travels beside gradients, to every server: `Mean`s, and who was refused."""
+
+    loss: Mean
+    metrics: dict[str, Mean]
+    model_state: PyTree
+    refused: Any  # [W]
 
 
 class ServerRound:
@@ -52,125 +52,37 @@ class ServerRound:
 
     def __init__(self, design: "ParameterServer", update: Update, axis_name: AxisName):
         """Looks up the axes: workers, and devices of a worker if there are two."""
-        axes = (axis_name,) if isinstance(axis_name, str) else axis_name
+        self.axis_name, self.inner = axis_name, None
+        if isinstance(axis_name, tuple):
+            self.axis_name, self.inner = axis_name
         self.design, self.update = design, update
-        self.axis_name, self.inner = axes[0], axes[1] if axes[1:] else None
-        self.bound = design.max_staleness
         self.servers, self.updates_here = design.servers, design.update_on == "server"
         self.devices = lax.axis_size(self.axis_name)
         self.inner_size = lax.axis_size(self.inner) if self.inner else 1
         self.worker = lax.axis_index(self.axis_name) - design.serving_ranks
 
-    def synchronous(
+    def step(
         self, contribution: Contribution, params: PyTree, served: Served
     ) -> Updated:
         """Push, aggregate, update, pull."""
-        local, rest = self._accepted(contribution)
-        mean, rest = self._average(local, rest)
+        gradients, rest = self._accepted(contribution)
+        total, rest = self._aggregated(gradients, rest)
         target, opt_state = self._target(params, served.opt_state)
         if self.updates_here:
+            mean = Mean(total, self._weight(rest))
             target, opt_state = self._apply(mean, True, target, opt_state)
             target, rest = self._pull((target, rest))
-            params = self._join(target, params)
+            params, rest = self._join(target, params), self._first(rest)
         else:
-            mean, rest = self._pull((mean, rest))
-            mean = self._whole(mean, params)
+            total, rest = self._pull((total, rest))
+            rest = self._first(rest)
+            mean = Mean(self._join(total, params), self._weight(rest))
             params, opt_state = self._apply(mean, True, params, opt_state)
         results, refused = self._results(rest, served.refused)
         return Updated(params, Served(self._kept(opt_state), refused), results)
 
-    def delayed(
-        self, contribution: Contribution, params: PyTree, served: Served
-    ) -> Updated:
-        """Pushes what the last step left; its own gradients stay for the next."""
-        local, rest = self._accepted(contribution)
-        queue = self._queued(served)
-        given = params, served.opt_state, queue, served.since
-        if self.design.policy == "sliding":
-            params, opt_state = self._slide(*given)
-            since = served.since + 1
-        else:
-            closes = served.since == self.bound
-            close = functools.partial(self._close, local)
-            params, opt_state = lax.cond(closes, close, lambda *kept: kept[:2], *given)
-            since = jnp.where(closes, 0, served.since + 1)
-        rest = self._pull(self._push(self._inside(rest)))
-        results, refused = self._results(rest, served.refused)
-        pending, queue = jax.tree.map(lambda x: x[None], (local, queue))
-        served = Served(opt_state, refused, pending, queue, since)
-        return Updated(params, served, results)
-
-    def flush(self, params: PyTree, served: Served) -> tuple[PyTree, Served]:
-        """Applies what is in flight, the oldest first."""
-        queue, since = self._queued(served), served.since
-        target, opt_state = self._target(params, served.opt_state)
-        oldest = jnp.maximum(since - self.bound, 0)
-        for i in range(self.bound):
-            target, opt_state = self._apply_number(
-                oldest + i, oldest + i < since, queue, target, opt_state
-            )
-        opt_state = self._kept(opt_state)
-        since = jnp.zeros_like(since)
-        params = self._finished(target, params)
-        return params, served._replace(opt_state=opt_state, since=since)
-
-    def _slide(self, params, opt_state, queue, since) -> tuple[PyTree, PyTree]:
-        """Applies the gradient that is as old as the bound allows, if there is one."""
-        target, opt_state = self._target(params, opt_state)
-        number = since - self.bound
-        target, opt_state = self._apply_number(
-            number, number >= 0, queue, target, opt_state
-        )
-        return self._finished(target, params), self._kept(opt_state)
-
-    def _close(self, local, params, opt_state, queue, since) -> tuple[PyTree, PyTree]:
-        """Ends a window: applies what waits, then the gradient of this step."""
-        del since
-        target, opt_state = self._target(params, opt_state)
-        for number in range(self.bound):
-            target, opt_state = self._apply_number(
-                number, True, queue, target, opt_state
-            )
-        mean = self._arrived(self._average(local)[0], target)
-        target, opt_state = self._apply(mean, True, target, opt_state, self.bound)
-        return self._finished(target, params), self._kept(opt_state)
-
-    def _queued(self, served: Served) -> Mean:
-        """The queue, with what was pending at its end. It waits for no gradient."""
-        pending, queue = jax.tree.map(lambda x: x[0], (served.pending, served.queue))
-        fresh, _ = self._average(pending)
-        slot = (served.since - 1) % self.bound
-        return jax.tree.map(
-            lambda slots, new: lax.dynamic_update_index_in_dim(slots, new, slot, 0),
-            queue,
-            fresh,
-        )
-
-    def _apply_number(self, number, valid, queue, target, opt_state):
-        """Applies gradient `number` since nothing was in flight."""
-        mean = jax.tree.map(
-            lambda slots: lax.dynamic_index_in_dim(
-                slots, number % self.bound, 0, keepdims=False
-            ),
-            queue,
-        )
-        staleness = jnp.minimum(number, self.bound)  # the first ones are not that old
-        mean = self._arrived(mean, target)
-        return self._apply(mean, valid, target, opt_state, staleness)
-
-    def _apply(self, mean: Mean, valid, target, opt_state, staleness=0):
-        """Updates the target, where and if there is something to apply."""
-        goes = valid & (mean.weight > 0)
-        if self.updates_here:
-            goes &= lax.axis_index(self.axis_name) < self.servers
-
-        def update(target, opt_state):
-            return self.update.apply(mean, target, opt_state, staleness)
-
-        return lax.cond(goes, update, lambda *kept: kept, target, opt_state)
-
-    def _accepted(self, contribution: Contribution) -> tuple[Mean, PyTree]:
-        """Gradients and weight, zero if they are refused, and all else that travels."""
+    def _accepted(self, contribution: Contribution) -> tuple[PyTree, Rest]:
+        """Gradients as they are pushed, and all else; zeros if they are refused."""
         checked = jax.tree.leaves((contribution.gradients, contribution.loss.total))
         finite = jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in checked]))
         if self.inner:  # one device's NaN refuses the push of its worker
@@ -186,14 +98,24 @@ class ServerRound:
             weight = one if leaf.weight is None else leaf.weight
             return Mean(kept(leaf.total), kept(weight))
 
-        rest = jax.tree.map(
-            weighted, contribution[1:], is_leaf=lambda leaf: isinstance(leaf, Mean)
-        )
+        gradients, *rest = contribution
+        if callable(self.design.aggregate):
+            gradients = self._worker_mean(gradients, contribution.loss.weight)
+        rest = jax.tree.map(weighted, rest, is_leaf=lambda leaf: isinstance(leaf, Mean))
         workers = jnp.arange(self.devices - self.design.serving_ranks)
         refused = jnp.where(finite, 0.0, workers == self.worker)
-        gradients = jax.tree.map(kept, contribution.gradients)
-        weight = rest[0].weight.astype(jnp.result_type(float))
-        return Mean(gradients, weight), (self._from_workers(rest), refused)
+        rest = Rest(*self._from_workers(rest), refused)
+        return jax.tree.map(kept, gradients), rest
+
+    def _worker_mean(self, gradients: PyTree, weight: Any) -> PyTree:
+        """The gradient of this worker's own mean loss; zero if it has no weight."""
+        if weight is None:
+            return gradients
+        weight = self._inside(weight)
+        safe = jnp.where(weight > 0, weight, 1)
+        return jax.tree.map(
+            lambda g: jnp.where(weight > 0, divided(Mean(g, safe)), 0), gradients
+        )
 
     def _from_workers(self, tree: PyTree) -> PyTree:
         """Leaves that no push averages, which dedicated servers have not computed."""
@@ -206,23 +128,33 @@ class ServerRound:
         leaves = [leaf if is_summable(leaf) else next(sent) for leaf in leaves]
         return jax.tree.unflatten(structure, leaves)
 
-    def _average(self, local: Mean, rest: PyTree = ()) -> tuple[Mean, PyTree]:
-        """The aggregate of all workers' gradients, on the server of each part."""
-        parts = self._scattered(local.total)
-        weight, rest = self._inside((local.weight, rest))
-        if self.design.aggregate == "sum":
-            total, (weight, rest) = self._push((weight, rest), parts)
-            return Mean(total, weight), rest
+    def _apply(self, mean: Mean, valid, target, opt_state, staleness: Any = 0):
+        """Updates the target, where and if there is something to apply."""
+        goes = valid & (mean.weight > 0)
+        if self.updates_here:
+            goes &= lax.axis_index(self.axis_name) < self.servers
 
-        def mean(total):
-            safe = jnp.where(weight > 0, weight, 1)
-            return jnp.where(weight > 0, divided(Mean(total, safe)), 0)
+        def update(target, opt_state):
+            return self.update.apply(mean, target, opt_state, staleness)
 
-        means = jax.tree.map(mean, parts)
-        apart = serving.collect(means, self.axis_name, *self._servers())
-        total = guard.mark_aggregated(self.design.aggregate(apart))
-        weight, rest = self._push((weight, rest))
-        return Mean(total, jnp.sign(weight)), rest
+        return lax.cond(goes, update, lambda *kept: kept, target, opt_state)
+
+    def _weight(self, rest: Rest) -> jax.Array:
+        """The weight of an average; an aggregate has divided by it already."""
+        weight = rest.loss.weight
+        return jnp.sign(weight) if callable(self.design.aggregate) else weight
+
+    def _aggregated(self, gradients: PyTree, rest: Rest) -> tuple[PyTree, Rest]:
+        """What the servers make of all gradients, each its part; and of the rest."""
+        parts, rest = self._scattered(gradients), self._inside(rest)
+        if not callable(self.design.aggregate):
+            return self._push((parts, self._copies(rest)))
+        return self._collected(parts), self._push(self._copies(rest))
+
+    def _collected(self, parts: PyTree) -> PyTree:
+        """The user's aggregate of this server's part of all workers' gradients."""
+        apart = serving.collect(parts, self.axis_name, *self._servers())
+        return guard.mark_aggregated(self.design.aggregate(apart))
 
     def _scattered(self, gradients: PyTree) -> PyTree:
         """`[S, ...]`: this worker's gradients, cut into parts; this device's share."""
@@ -240,23 +172,18 @@ class ServerRound:
         """The average over the devices of this worker."""
         return all_reduce(tree, self.inner, mean=True) if self.inner else tree
 
-    def _agreed(self, tree: PyTree) -> PyTree:
-        """What all devices of a worker hold alike, in a form that proves it.
-
-        It travelled in one buffer with shares of which each device has another.
-        """
-        return broadcast(tree, self.inner) if self.inner else tree
-
-    def _push(self, rest: PyTree, parts: PyTree = ()) -> Any:
-        """Averages on servers: each its part, and a copy of the rest."""
-        copies = jax.tree.map(
+    def _copies(self, rest: PyTree) -> PyTree:
+        """`[S, ...]`: the same for every server."""
+        return jax.tree.map(
             lambda x: (
                 jnp.broadcast_to(x, (self.servers, *x.shape)) if is_summable(x) else x
             ),
             rest,
         )
-        pushed = serving.push((parts, copies), self.axis_name, *self._servers())
-        return pushed if parts != () else pushed[1]
+
+    def _push(self, tree: PyTree) -> Any:
+        """Averages on servers, of `[S, ...]` each its entry."""
+        return serving.push(tree, self.axis_name, *self._servers())
 
     def _pull(self, tree: PyTree) -> PyTree:
         """`[S, ...]`: what the servers hold."""
@@ -284,13 +211,14 @@ class ServerRound:
             return opt_state
         return jax.tree.map(lambda x: x[None], opt_state)
 
-    def _arrived(self, mean: Mean, like: PyTree) -> Mean:
-        """An average where it is applied: workers pull it."""
-        return mean if self.updates_here else self._whole(self._pull(mean), like)
+    def _first(self, pulled: PyTree) -> PyTree:
+        """Of copies from all servers the first, in a form that proves it alike.
 
-    def _whole(self, mean: Mean, like: PyTree) -> Mean:
-        """A pulled average as a tree like the parameters."""
-        return Mean(self._join(mean.total, like), self._agreed(mean.weight[0]))
+        On a mesh with two axes it travelled with shares of which each device has
+        another.
+        """
+        rest = jax.tree.map(lambda x: x[0] if is_summable(x) else x, pulled)
+        return broadcast(rest, self.inner) if self.inner else rest
 
     def _finished(self, target: PyTree, params: PyTree) -> PyTree:
         """The parameters after the updates: workers pull them."""
@@ -304,10 +232,9 @@ class ServerRound:
             pulled = all_gather(pulled, self.inner)
         return serving.joined(pulled, like)
 
-    def _results(self, pulled: PyTree, refused: jax.Array) -> tuple[PyTree, jax.Array]:
+    def _results(self, rest: Rest, refused: jax.Array) -> tuple[PyTree, jax.Array]:
         """Metrics and model state, and the count of refused pushes, by worker."""
-        rest = jax.tree.map(lambda x: x[0] if is_summable(x) else x, pulled)
-        rest, flags = self._agreed(rest)
-        metrics, model_state = self.update.results(Contribution(None, *rest))
-        now = (flags > 0).astype(jnp.int32)
+        mean = Contribution(None, rest.loss, rest.metrics, rest.model_state)
+        metrics, model_state = self.update.results(mean)
+        now = (rest.refused > 0).astype(jnp.int32)
         return ({**metrics, "refused_pushes": now}, model_state), refused + now

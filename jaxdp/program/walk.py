@@ -67,7 +67,7 @@ def _walk(
             op = read(module, module.computations[computation], instruction, kind)
             yield replace(op, count=place.count, branch=place.branch)
             continue
-        called = _called(instruction)
+        called = computations_of(instruction)
         if not communicating.isdisjoint(called):
             for inner, place_inside in _enter(instruction, called, place):
                 if inner in communicating:
@@ -111,7 +111,7 @@ def _trip_count(instruction: Instruction) -> int:
     )
 
 
-def _called(instruction: Instruction) -> tuple[str, ...]:
+def computations_of(instruction: Instruction) -> tuple[str, ...]:
     """The computations an instruction names, branches in order."""
     # A -done repeats what its -start calls.
     if instruction.opcode.endswith(_SECOND_HALVES):
@@ -131,7 +131,7 @@ def _communicating(module: Module) -> set[str]:
         instructions = computation.values()
         if any(kind_of(instruction) for instruction in instructions):
             found.append(name)
-        for inner in {each for one in instructions for each in _called(one)}:
+        for inner in {each for one in instructions for each in computations_of(one)}:
             callers.setdefault(inner, set()).add(name)
     reached: set[str] = set()
     while found:
