@@ -87,6 +87,29 @@ def step_pair(
     )
 
 
+def server_pair(devices: int, limit: float, seconds: float) -> Pair:
+    """A step of a synchronous parameter server against one of `GatherToRoot`."""
+    params, x, y = network(32 * devices)
+    mesh = jaxdp.data_mesh(devices)
+    batch = jaxdp.shard_batch({"x": x, "y": y}, mesh)
+
+    def loss_fn(params, batch):
+        return squared_error(outputs(params, batch["x"]), batch["y"])
+
+    steps, starts = [], []
+    for design in (jaxdp.ParameterServer(), jaxdp.GatherToRoot()):
+        train = jaxdp.data_parallel(loss_fn, optax.adam(1e-3), mesh, design)
+
+        def run(state, train=train):
+            state, metrics = train.step(state, batch)
+            return state, (state.params, metrics["loss"])
+
+        steps.append(run)
+        starts.append(train.init(params))
+    name = f"1 server / root step, N = {devices}"
+    return stateful_pair(name, tuple(steps), tuple(starts), limit, seconds)
+
+
 def port_pair(devices: int, limit: float, seconds: float) -> Pair:
     """A step of `jaxdp.DataParallel` against one written by hand."""
     params, x, y = network(64 * devices)
@@ -178,6 +201,7 @@ def main() -> None:
         pairs.append(step_pair("psum", jaxdp.NativeAllReduce(), devices, 1.02, seconds))
         pairs.append(step_pair("ring", jaxdp.RingAllReduce(), devices, 1.05, seconds))
     pairs.append(port_pair(4, 1.05, seconds))
+    pairs += [server_pair(devices, 1.05, seconds) for devices in (4, 8)]
     report(pairs)
 
 

@@ -27,8 +27,10 @@ from experiments.parts import ownership
 from jaxdp import algorithms
 from jaxdp.schedule import holdings
 
-NAMES = ["compare", "dp", "errors", "memory", "ring"]
-TIMED = ["compare", "dp", "ring"]  # the others time nothing
+NAMES = [
+    *("compare", "dp", "errors", "memory", "overlap_delay", "ps", "ring", "staleness"),
+]
+TIMED = ["compare", "dp", "overlap_delay", "ps", "ring"]  # the others time nothing
 CLAIMS = {
     "compare": {"CB7": "holds"},
     "dp": {"CA1": "partly", "CA10": "holds", "CA11": "refuted", "CA16": "partly"},
@@ -40,7 +42,10 @@ CLAIMS = {
         "CA14": "refuted",
     },
     "memory": {"CA3": "partly", "CA4": "holds", "CA7": "partly", "CA15": "holds"},
+    "overlap_delay": {"CB4": "partly"},
+    "ps": {"CB2": "holds", "CB6": "holds"},
     "ring": {"CB1": "holds", "CB3": "holds"},
+    "staleness": {"CB4": "partly", "CB5": "partly"},
 }
 
 
@@ -172,7 +177,7 @@ def test_unknown_name_lists_the_names_and_the_nearest(capsys):
     assert experiments.main(["rign"]) == 2
     message = capsys.readouterr().err
     assert "no experiment 'rign'" in message
-    assert "compare, dp, errors, memory, ring" in message
+    assert ", ".join(NAMES) in message
     assert "Did you mean 'ring'?" in message
     assert experiments.main(["harness"]) == 2
     assert "Choose one of these" in capsys.readouterr().err
@@ -215,6 +220,8 @@ def test_devices_that_are_not_there(count, platform, message):
         ("compare", "--batch-size 0", "got 0 for 8 devices.*--batch-size 8"),
         ("compare", "--batch-size 1600", "1600.*there are 1437 training images"),
         ("compare", "--epochs 0", "--epochs got 0.*at least one step"),
+        ("ps", "--devices 2", "--devices got 2.*at least 4"),
+        ("ps", "--gbit-per-s 0", r"--gbit-per-s 0\.0.*bandwidth above 0"),
     ],
 )
 def test_options_that_do_not_fit_end_the_command(capsys, name, options, message):
@@ -347,6 +354,36 @@ def test_designs_stay_close_to_one_device(run_tiny):
         "native": 1,
     }
     assert max(row["apart, first 20 steps"] for row in rows.values()) < 1e-5
+
+
+def test_servers_share_the_load_to_the_byte(run_tiny):
+    _, document = run_tiny("ps")
+    served = document["tables"]["served_by_one_server"]
+    assert {row["as expected to the byte"] for row in served} == {True}
+    found = {
+        (row["devices"], row["servers"], row["dedicated"]): (row["in/Φ"], row["out/Φ"])
+        for row in served
+    }
+    assert found[8, 1, False] == (7, 7)
+    assert found[8, 4, False] == (7 / 4, 7 / 4)
+    assert found[8, 4, True] == (1, 7 / 4)
+    trained = document["tables"]["training"]
+    assert {row["copies that differ"] for row in trained} == {0}
+    assert max(row["apart from one device"] for row in trained) < 1e-5
+
+
+def test_predicted_times_of_servers_and_ring(run_tiny):
+    """8 devices, 20 µs a round, 0.8 ns a byte."""
+    _, document = run_tiny("ps")
+    rows = {row["gradients"]: row for row in document["tables"]["predicted_times"]}
+    mib = 2**20
+    np.testing.assert_allclose(rows["1,024 KiB"]["1 server_ms"], 0.04 + 14 * mib * 8e-7)
+    np.testing.assert_allclose(
+        rows["1,024 KiB"]["4 servers_ms"], 0.04 + 14 / 4 * mib * 8e-7
+    )
+    np.testing.assert_allclose(
+        rows["1,024 KiB"]["ring_ms"], 14 * 0.02 + 14 / 8 * mib * 8e-7
+    )
 
 
 def test_few_rows_of_many_columns_are_shown_turned(capsys, monkeypatch):

@@ -135,7 +135,10 @@ def test_tells_the_optimizer_how_stale_a_gradient_is(policy, ages, update_on):
         del updates, params
         return state * extra["staleness"], state * 8
 
-    write = optax.GradientTransformationExtraArgs(jnp.ones_like, update)
+    def init(params: Any):
+        return jnp.ones_like(params)
+
+    write = optax.GradientTransformationExtraArgs(init, update)
     design = Server(max_staleness=2, policy=policy, update_on=update_on)
     mesh = jaxdp.data_mesh(2)
     train = jaxdp.data_parallel(lambda w, x: jnp.mean(w * x), write, mesh, design)

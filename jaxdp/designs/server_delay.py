@@ -85,11 +85,9 @@ class DelayedRound(ServerRound):
             )
             following = jnp.where(closes, 0, since + 1)
         results, refused = self._results(rest, served.refused)
-        flight = InFlight(
-            *jax.tree.map(lambda x: x[None], (gradients, flight.queue)),
-            flight.weights.at[since % (bound + 1)].set(self._weight(rest)),
-            following,
-        )
+        pending, queue = jax.tree.map(lambda x: x[None], (gradients, flight.queue))
+        weights = flight.weights.at[since % (bound + 1)].set(self._weight(rest))
+        flight = InFlight(pending, queue, weights, following)
         return Updated(params, Served(opt_state, refused, flight), results)
 
     def flush(self, params: PyTree, served: Served) -> tuple[PyTree, Served]:
@@ -122,7 +120,7 @@ class DelayedRound(ServerRound):
             target, opt_state = self._apply_number(
                 flight, number, True, target, opt_state
             )
-        total = self._arrived(self._pushed(gradients), target)
+        total = self._arrived(self._made_of(self._scattered(gradients)), target)
         mean = Mean(total, self._weight(rest))
         target, opt_state = self._apply(mean, True, target, opt_state, bound)
         return self._finished(target, params), self._kept(opt_state)
@@ -133,15 +131,9 @@ class DelayedRound(ServerRound):
         slot = (flight.since - 1) % self.design.max_staleness
         queue = jax.tree.map(
             lambda slots, new: lax.dynamic_update_index_in_dim(slots, new, slot, 0),
-            *(queue, self._pushed(pending)),
+            *(queue, self._made_of(self._scattered(pending))),
         )
         return flight._replace(queue=queue)
-
-    def _pushed(self, gradients: PyTree) -> PyTree:
-        """What the servers make of gradients that travel alone."""
-        parts = self._scattered(gradients)
-        aggregates = callable(self.design.aggregate)
-        return self._collected(parts) if aggregates else self._push(parts)
 
     def _apply_number(self, flight, number, valid, target, opt_state):
         """Applies gradient `number` since nothing was in flight."""

@@ -98,13 +98,17 @@ class ServerRound:
             weight = one if leaf.weight is None else leaf.weight
             return Mean(kept(leaf.total), kept(weight))
 
-        gradients, *rest = contribution
+        gradients, loss, metrics, model_state = contribution
         if callable(self.design.aggregate):
-            gradients = self._worker_mean(gradients, contribution.loss.weight)
-        rest = jax.tree.map(weighted, rest, is_leaf=lambda leaf: isinstance(leaf, Mean))
+            gradients = self._worker_mean(gradients, loss.weight)
+        loss, metrics, model_state = jax.tree.map(
+            weighted,
+            (loss, metrics, self._from_workers(model_state)),
+            is_leaf=lambda leaf: isinstance(leaf, Mean),
+        )
         workers = jnp.arange(self.devices - self.design.serving_ranks)
         refused = jnp.where(finite, 0.0, workers == self.worker)
-        rest = Rest(*self._from_workers(rest), refused)
+        rest = Rest(loss, metrics, model_state, refused)
         return jax.tree.map(kept, gradients), rest
 
     def _worker_mean(self, gradients: PyTree, weight: Any) -> PyTree:
@@ -147,14 +151,17 @@ class ServerRound:
     def _aggregated(self, gradients: PyTree, rest: Rest) -> tuple[PyTree, Rest]:
         """What the servers make of all gradients, each its part; and of the rest."""
         parts, rest = self._scattered(gradients), self._inside(rest)
-        if not callable(self.design.aggregate):
-            return self._push((parts, self._copies(rest)))
-        return self._collected(parts), self._push(self._copies(rest))
+        if callable(self.design.aggregate):
+            return self._made_of(parts), self._push(self._copies(rest))
+        return self._push((parts, self._copies(rest)))
 
-    def _collected(self, parts: PyTree) -> PyTree:
-        """The user's aggregate of this server's part of all workers' gradients."""
+    def _made_of(self, parts: PyTree) -> PyTree:
+        """What this server makes of its part of all workers' gradients alone."""
+        aggregate = self.design.aggregate
+        if not callable(aggregate):
+            return self._push(parts)
         apart = serving.collect(parts, self.axis_name, *self._servers())
-        return guard.mark_aggregated(self.design.aggregate(apart))
+        return guard.mark_aggregated(aggregate(apart))
 
     def _scattered(self, gradients: PyTree) -> PyTree:
         """`[S, ...]`: this worker's gradients, cut into parts; this device's share."""
