@@ -14,6 +14,7 @@ import optax
 import pytest
 
 import jaxdp
+from jaxdp.program import dependence
 from tests import contract
 from tests.contract import BATCHES, PARAMS
 from tests.helpers import assert_bit_equal, assert_replicas_bit_equal
@@ -168,8 +169,7 @@ WEIGHTS = np.linspace(-1, 1, 840, dtype="f").reshape(20, 42)
 PHI = WEIGHTS.nbytes
 
 
-@functools.cache
-def report(devices, inner=1, **options):
+def lowered(devices, inner=1, **options):
     def loss_fn(w, x):
         return jnp.mean((x @ w) ** 2)
 
@@ -180,8 +180,12 @@ def report(devices, inner=1, **options):
     train = jaxdp.data_parallel(loss_fn, optax.sgd(0.1), mesh, design)
     rows = (devices - design.serving_ranks) * inner
     state = train.init(WEIGHTS)
-    program = train.lower(state, np.ones((rows, 20), "f"))
-    return jaxdp.analyze(program.compile())
+    return train.lower(state, np.ones((rows, 20), "f"))
+
+
+@functools.cache
+def report(devices, inner=1, **options):
+    return jaxdp.analyze(lowered(devices, inner, **options).compile())
 
 
 def riding(workers):
@@ -249,3 +253,43 @@ def test_workers_of_several_devices_push_once():
     assert set(across.values()) == {PHI // 2 + riding(3)}
     to_server = {(b, a) for a in (0, 1) for b in (2 + a, 4 + a)}
     assert set(across) == to_server | {(a, b) for b, a in to_server}
+
+
+# What waits for what.
+
+
+def waiting(inner=1, **options):
+    """Transfers of gradients or parameters; how many wait for a product; and back."""
+    compiled = lowered(3, inner, **options).compile()
+    found = dependence(compiled)
+    large = {n for n, op in found.collectives.items() if op.bytes >= PHI // 8}
+    waits = large & found.collectives_after_matmuls().keys()
+    for products in found.matmuls_after_collectives().values():
+        assert not products & large
+    return len(large), len(waits)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(servers=2),
+        dict(update_on="worker"),
+        dict(servers=2, dedicated=True),
+        dict(aggregate=lambda tree: tree.max(0)),
+        dict(inner=2),
+    ],
+    ids=["one", "servers", "worker", "dedicated", "aggregate", "grid"],
+)
+def test_delayed_transfers_and_the_step_do_not_wait_for_each_other(options):
+    """Without delay all gradients wait for the backward pass: the test can fail."""
+    alone, delayed = waiting(**options), waiting(max_staleness=1, **options)
+    assert alone[0] == alone[1] > 3
+    assert delayed == (alone[0], 0)
+    assert waiting(max_staleness=2, **options) == delayed
+
+
+def test_a_window_pushes_beside_the_step_and_once_more_where_it_closes():
+    """Two pushes and a pull; the push beside the step waits for nothing of it."""
+    found, waits = waiting(max_staleness=2, policy="window")
+    assert (found, waits) == (2 + 2 + 2, 2 + 2)

@@ -7,7 +7,7 @@ README = pathlib.Path(__file__).parent.parent / "README.md"
 
 
 def test_code_of_the_readme_runs(capsys):
-    training, collectives, analysis, port = re.findall(
+    training, collectives, analysis, port, servers, clock = re.findall(
         r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL
     )
     names = {}
@@ -21,6 +21,10 @@ def test_code_of_the_readme_runs(capsys):
     exec(port, names)
     assert names["output"].shape == (66, 1)
     assert "2 replicate" in capsys.readouterr().out
+    exec(servers, names)
+    assert capsys.readouterr().out == "[0 0 0 0 0 0 0 0]\n"
+    exec(clock, names)
+    assert names["run"].pushed == (20,) * 4
 
 
 def test_files_that_the_readme_names_exist():

@@ -1,6 +1,7 @@
 """What XLA made of a program, read from its compiled text."""
 
 from jaxdp.program.collective import CollectiveOp
+from jaxdp.program.dependence import Dependence, dependence
 from jaxdp.program.report import ProgramReport, analyze
 
-__all__ = ("CollectiveOp", "ProgramReport", "analyze")
+__all__ = ("CollectiveOp", "Dependence", "ProgramReport", "analyze", "dependence")
