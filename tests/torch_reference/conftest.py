@@ -5,4 +5,6 @@ collect_ignore = [
     "worker.py",
     "replicated_jax.py",
     "replicated_torch.py",
+    "server_jax.py",
+    "server_torch.py",
 ]

@@ -98,7 +98,7 @@ class Trajectory(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Initial parameters, and batches of shape `[NUM_STEPS, GLOBAL_BATCH_SIZE, ...]`.
+    """Initial parameters, and batches of shape `[steps, GLOBAL_BATCH_SIZE, ...]`.
 
     Images are NHWC. Targets are class numbers for `tiny_net` and floats for `mlp`.
     """
@@ -142,14 +142,16 @@ def all_jobs() -> tuple[Job, ...]:
     )
 
 
-def make_inputs(model: str, perturbed: bool = False) -> Inputs:
+def make_inputs(
+    model: str, perturbed: bool = False, num_steps: int = NUM_STEPS
+) -> Inputs:
     """Draw the initial parameters and the batches of `model` from a fixed seed."""
     rng = np.random.default_rng(SEEDS[model])
     params = {
         name: rng.normal(size=shape) / np.sqrt(max(1, np.prod(shape[:-1])))
         for name, shape in SHAPES[model].items()
     }
-    batches = (NUM_STEPS, GLOBAL_BATCH_SIZE)
+    batches = (num_steps, GLOBAL_BATCH_SIZE)
     if model == "mlp":
         inputs = rng.normal(size=(*batches, 2))
         targets = rng.normal(size=(*batches, 1))
