@@ -1,4 +1,4 @@
-"""Figures of schedules and of traces; needs matplotlib, from the extra `experiments`.
+"""Figures of schedules, traces and asynchronous runs; they need matplotlib.
 
 The figure in the README is made by:
 
@@ -9,3 +9,4 @@ The figure in the README is made by:
 
 from jaxdp.draw.chunks import draw_schedule as draw_schedule
 from jaxdp.draw.gantt import draw_gantt as draw_gantt
+from jaxdp.draw.lanes import draw_lanes as draw_lanes

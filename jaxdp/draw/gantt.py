@@ -15,6 +15,7 @@ PALETTE = (
     *("#CC79A7", "#b5bfc9", "#7b8794"),
 )
 LANE, WIDTH = 0.62, 9.0  # inches
+COLUMNS = 5  # of the legend
 PROGRAM, TRANSFER = (0.04, 0.44), (-0.4, 0.3)  # below the lane's middle, height
 
 
@@ -43,6 +44,8 @@ def draw_gantt(
     stages = sorted(dict.fromkeys(r.stage for r in records), key=lambda s: s[0])
     colours = {stage: PALETTE[i % len(PALETTE)] for i, stage in enumerate(stages)}
     figure = empty_figure(WIDTH, LANE * max(len(lanes), 1) + 1.9, "draw_gantt")
+    from matplotlib.patches import Patch  # after the check that there is matplotlib
+
     figure.set_layout_engine("constrained", h_pad=0.1, w_pad=0.1)
     axes = figure.subplots()
     for record in records:
@@ -57,22 +60,28 @@ def draw_gantt(
             edgecolor=EDGE,
             linewidth=0.4,
         ).patches[0].set_gid(f"{record.stage}, {record.target}")
-    _describe(axes, lanes, colours, title, note)
+    patches = [
+        Patch(facecolor=colour, edgecolor=EDGE, linewidth=0.4, label=stage)
+        for stage, colour in colours.items()
+    ]
+    axes.set_xlabel("time (ms)", color=MUTED)
+    note = note or "thin bars: what arrives at the device"
+    describe(axes, lanes, patches, title, note)
     if path is not None:
         figure.savefig(os.fspath(path))
     return figure
 
 
-def _describe(
-    axes: Any, lanes: list[str], colours: dict[str, str], title: str, note: str
+def describe(
+    axes: Any, lanes: Sequence[str], handles: Sequence[Any], title: str, note: str
 ) -> None:
-    """Title, axes and legend."""
-    from matplotlib.patches import Patch
+    """Title, note, lanes from top to bottom, and a legend below the time axis."""
+    from matplotlib.transforms import ScaledTranslation
 
     axes.set_title(title, loc="left", fontweight="bold", color=INK, fontsize=12, pad=22)
-    small = {"fontsize": 8, "color": MUTED, "transform": axes.transAxes}
-    axes.text(0, 1.02, note or "thin bars: what arrives at the device", **small)
-    axes.set_xlabel("time (ms)", color=MUTED)
+    above = ScaledTranslation(0, 0.06, axes.figure.dpi_scale_trans)
+    small = {"fontsize": 8, "color": MUTED, "transform": axes.transAxes + above}
+    axes.text(0, 1, note, **small)
     axes.set_yticks(range(len(lanes)), lanes)
     axes.set_ylim(len(lanes) - 0.4, -0.5)
     axes.tick_params(colors=MUTED, length=0)
@@ -81,17 +90,15 @@ def _describe(
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color("#d9dee3")
-    patches = [
-        Patch(facecolor=colour, edgecolor=EDGE, linewidth=0.4, label=stage)
-        for stage, colour in colours.items()
-    ]
-    rows = -(-len(patches) // 5)
-    columns = -(-len(patches) // rows) if patches else 1
+    rows = -(-len(handles) // COLUMNS)
+    columns = -(-len(handles) // rows) if handles else 1
+    below = ScaledTranslation(0, -0.5, axes.figure.dpi_scale_trans)
     axes.legend(  # matplotlib fills column by column; this reads row by row
-        handles=[patch for i in range(columns) for patch in patches[i::columns]],
+        handles=[handle for i in range(columns) for handle in handles[i::columns]],
         frameon=False,
         fontsize=8,
         ncols=columns,
         loc="upper center",
-        bbox_to_anchor=(0.5, -0.22 if len(lanes) > 3 else -0.35),
+        bbox_to_anchor=(0.5, 0),
+        bbox_transform=axes.transAxes + below,
     )
