@@ -105,8 +105,12 @@ def check_opt_state(given: PyTree, expected: PyTree) -> None:
         )
 
 
-def check_params(params: PyTree) -> None:
+def check_params(params: PyTree, caller: str) -> None:
     """Refuses leaves that have no gradient.
+
+    Args:
+        params: The parameters.
+        caller: Whom errors speak for.
 
     Raises:
         TypeError: Names them all.
@@ -121,9 +125,9 @@ def check_params(params: PyTree) -> None:
     ]
     if bad:
         raise TypeError(
-            f"train.init got parameters that have no gradient: {', '.join(bad)}. Every "
-            "leaf must be a floating or complex array. Keep counters and keys in "
-            "model_state, and pass them as train.init(params, model_state=...)."
+            f"{caller} got parameters that have no gradient: {', '.join(bad)}. Every "
+            "leaf must be a floating or complex array. Keep counters and keys out of "
+            "them: train.init takes them as model_state=."
         )
 
 

@@ -166,7 +166,7 @@ class _Program:
         model_state: PyTree = None,
     ) -> TrainState:
         """The state before the first step."""
-        check_params(params)
+        check_params(params, "train.init")
         design, sizes = self.replica.design, self.mesh.devices.shape
         without_mesh(design.check_training)(self.replica.optimizer, params, sizes)
         # Moves arrays from other devices or meshes; the copy in `_init` unties them.

@@ -575,7 +575,7 @@ def test_the_first_failure_counts(monkeypatch, hold):
     )
     background.until(lambda crew: crew.failure is not None)
     held.release.set()
-    with pytest.raises(Broken, match="^0$"):
+    with pytest.raises(Broken, match=r"^0\n"):
         background.result()
 
 

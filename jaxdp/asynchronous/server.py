@@ -126,7 +126,7 @@ class Server:
                 "Server.init was called on a server that has parameters, at version "
                 f"{self.version}. A server serves one run. Make another Server."
             )
-        check_params(params)
+        check_params(params, "Server.init")
         self.params = own_copy(jax.device_put(params, self.device))
         fresh = jax.jit(lambda given: jax.tree.map(strong, self.optimizer.init(given)))
         # JAX ties no constant to a device, and would compile the second update anew.

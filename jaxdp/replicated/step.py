@@ -108,7 +108,7 @@ class TrainStep:
             TypeError: Parameters that have no gradient.
         """
         params = self.model.params if params is None else params
-        check_params(params)
+        check_params(params, "step.init")
         given = jax.device_put((params, self.model.model_state), self.model.root)
         if not keep_model:
             self.model.params = self.model.model_state = None

@@ -44,7 +44,7 @@ class Hunt:
             step.check_alive(state)
             params, buffers = state.params, state.model_state
         if loss_fn is not None:
-            check_params(params)
+            check_params(params, "find_nan")
         check_arrays(targets, "find_nan", "targets")
         self.model, self.loss_fn, self.kinds = model, loss_fn, kinds
         self.params, self.buffers = params, buffers
