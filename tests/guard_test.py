@@ -379,3 +379,13 @@ def test_join():
         True, "psum", frozenset({("g", 0), ("g", 1), ("h", 0)})
     )
     assert guard.join([summed, summed]) == summed
+
+
+def test_an_aggregate_of_all_gradients_counts_as_their_sum(monkeypatch):
+    """Without the mark the guard would see gradients that nobody sums."""
+    design = jaxdp.ParameterServer(aggregate=jaxdp.aggregation.median)
+    new, _ = contract.one_step(design, local_mean, PARAMS, BATCH)
+    assert not np.array_equal(new["w"], PARAMS["w"])
+    monkeypatch.setattr(guard, "mark_aggregated", lambda tree: tree)
+    with pytest.raises(ValueError, match=r"of one replica only.*never sums"):
+        contract.one_step(design, local_mean, PARAMS, BATCH)
