@@ -31,7 +31,7 @@ from jaxdp.primitive import REPLICATED, SUMMING
 PyTree = Any
 MARK = "jaxdp gradient of "
 MARK_ALIKE = "jaxdp unaveraged "
-MARK_AGGREGATED = "jaxdp aggregated"
+MARK_AGGREGATED = "jaxdp aggregated over "
 SUMS = frozenset({"psum", "psum2", "psum_invariant", "reduce_scatter"})
 LOCAL = frozenset({"axis_index", "pcast", "pvary", "shard_map"})
 ALIKE = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather"})
@@ -67,9 +67,10 @@ def mark_alike(leaf: Any, name: str) -> Any:
     return checkpoint_name(leaf, MARK_ALIKE + name)
 
 
-def mark_aggregated(tree: PyTree) -> PyTree:
+def mark_aggregated(tree: PyTree, axis_name: str) -> PyTree:
     """Names what was made of the gradients of all replicas: no sum needs to follow."""
-    return jax.tree.map(lambda leaf: checkpoint_name(leaf, MARK_AGGREGATED), tree)
+    name = MARK_AGGREGATED + axis_name
+    return jax.tree.map(lambda leaf: checkpoint_name(leaf, name), tree)
 
 
 def check_summed_once(
@@ -138,7 +139,7 @@ class _Reader:
         name, params = eqn.primitive.name, eqn.params
         if name == "name" and params["name"].startswith(MARK):
             return [self._marked(params["name"].removeprefix(MARK), facts[0])]
-        if name == "name" and params["name"] == MARK_AGGREGATED:
+        if name == "name" and params["name"] == MARK_AGGREGATED + self.axis_name:
             return [self._summed("an aggregation", facts[0])]
         if name == "name" and params["name"].startswith(MARK_ALIKE):
             return [self._alike(params["name"].removeprefix(MARK_ALIKE), facts[0])]

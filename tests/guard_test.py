@@ -381,11 +381,28 @@ def test_join():
     assert guard.join([summed, summed]) == summed
 
 
+@pytest.mark.parametrize("forgotten", ["worker", "device"])
+def test_every_axis_of_a_mesh_is_proven(forgotten):
+    class OneAxis(jaxdp.Design):
+        most_axes = 2
+
+        def exchange(self, contribution, params, opt_state, update, axis_name):
+            (summed,) = set(axis_name) - {forgotten}
+            mean = jaxdp.all_reduce(contribution, summed, mean=True)
+            return update(mean, params, opt_state)
+
+    mesh = jax.make_mesh((2, 3), ("worker", "device"))
+    train = jaxdp.data_parallel(local_mean, optax.sgd(1.0), mesh, OneAxis())
+    message = rf"one replica only.*sum over axis '{forgotten}'"
+    with pytest.raises(ValueError, match=message):
+        train.step(train.init(PARAMS), BATCH)
+
+
 def test_an_aggregate_of_all_gradients_counts_as_their_sum(monkeypatch):
     """Without the mark the guard would see gradients that nobody sums."""
     design = jaxdp.ParameterServer(aggregate=jaxdp.aggregation.median)
     new, _ = contract.one_step(design, local_mean, PARAMS, BATCH)
     assert not np.array_equal(new["w"], PARAMS["w"])
-    monkeypatch.setattr(guard, "mark_aggregated", lambda tree: tree)
+    monkeypatch.setattr(guard, "mark_aggregated", lambda tree, axis_name: tree)
     with pytest.raises(ValueError, match=r"of one replica only.*never sums"):
         contract.one_step(design, local_mean, PARAMS, BATCH)

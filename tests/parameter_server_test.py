@@ -256,6 +256,37 @@ def test_an_aggregate_sees_each_workers_own_mean():
     assert [2.0, 5.0] in seen
 
 
+def test_an_aggregate_sees_the_mean_over_all_devices_of_a_worker():
+    """Worker 1: values 5 and 8 of weights 3 and 1, so (15 + 8) / 4."""
+
+    def loss_fn(w, x):
+        return jaxdp.Mean(w * x[0, 0] * x[0, 1], x[0, 1])
+
+    rows = np.array([[2, 1], [9, 9], [5, 3], [8, 1]], "f")  # value, weight
+    design = Server(aggregate=lambda gradients: gradients[1])
+    train = train_with(design, grid(2, 2), optax.sgd(1.0), loss_fn)
+    state, _ = train.step(train.init(np.float32(0)), rows)
+    np.testing.assert_allclose(state.params, -23 / 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mesh", [(3,), (2, 2)], ids=["ranks", "grid"])
+def test_each_server_starts_from_its_own_part(mesh):
+    """The optimizer goes back to where its parameters started, minus the gradient."""
+    start = np.arange(1.0, 9.0, dtype="f")
+
+    def update(updates, state, params=None):
+        return jax.tree.map(lambda u, s, p: s - p - u, updates, state, params), state
+
+    optimizer = optax.GradientTransformation(lambda params: params, update)
+    mesh = jaxdp.data_mesh(*mesh) if len(mesh) == 1 else grid(*mesh)
+    loss_fn = lambda w, x: jnp.mean(x) * jnp.sum(w)  # noqa: E731
+    train = train_with(Server(2), mesh, optimizer, loss_fn)
+    state = train.init(start)
+    for value in (3, 5):
+        state, _ = train.step(state, np.full(mesh.size, value, "f"))
+    np.testing.assert_array_equal(state.params, start - 5)
+
+
 def test_a_refused_push_is_a_row_of_zeros_for_an_aggregate():
     aggregate = aggregation.trimmed_mean(0)
     new, metrics = contract.one_step(

@@ -39,7 +39,7 @@ SEPARABLE = {
 }
 MIXING = {
     "global-norm": optax.clip_by_global_norm(1.0),
-    "large-global-norm": optax.clip_by_global_norm(1e6),
+    "large-norm": optax.chain(optax.zero_nans(), optax.clip_by_global_norm(1e6)),
     "lamb": optax.lamb(1e-3),
     "adafactor": optax.adafactor(1e-3),
     "if-all-finite": optax.apply_if_finite(optax.sgd(0.1), 3),

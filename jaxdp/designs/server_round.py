@@ -161,7 +161,7 @@ class ServerRound:
         if not callable(aggregate):
             return self._push(parts)
         apart = serving.collect(parts, self.axis_name, *self._servers())
-        return guard.mark_aggregated(aggregate(apart))
+        return guard.mark_aggregated(aggregate(apart), self.axis_name)
 
     def _scattered(self, gradients: PyTree) -> PyTree:
         """`[S, ...]`: this worker's gradients, cut into parts; this device's share."""
