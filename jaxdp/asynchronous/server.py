@@ -20,7 +20,7 @@ import optax
 
 from jaxdp.asynchronous.log import Event
 from jaxdp.asynchronous.policies import Eventual, Policy
-from jaxdp.asynchronous.update import average, inspect, like, strong
+from jaxdp.asynchronous.update import init_program, inspect, like, update_program
 from jaxdp.loss import Mean
 from jaxdp.mesh import without_mesh
 from jaxdp.state import check_params, own_copy
@@ -98,7 +98,6 @@ class Server:
         """
         policy.check(workers)
         began = time.perf_counter()
-        self.optimizer = optax.with_extra_args_support(optimizer)
         self.policy = policy
         self.device = device or default_device()
         self.now = now or (lambda: time.perf_counter() - began)
@@ -111,7 +110,7 @@ class Server:
         self.events: list[Event] = []
         self.losses: list[tuple[int, float, float]] = []
         self._open_round: list[_Push] = []
-        self._jitted_update = jax.jit(self._update)
+        self._init, self._update = init_program(optimizer), update_program(optimizer)
 
     @without_mesh
     def init(self, params: PyTree) -> None:
@@ -128,9 +127,8 @@ class Server:
             )
         check_params(params, "Server.init")
         self.params = own_copy(jax.device_put(params, self.device))
-        fresh = jax.jit(lambda given: jax.tree.map(strong, self.optimizer.init(given)))
         # JAX ties no constant to a device, and would compile the second update anew.
-        self.opt_state = jax.device_put(fresh(self.params), self.device)
+        self.opt_state = jax.device_put(self._init(self.params), self.device)
 
     def next_iteration(self, worker: int) -> int:
         """The iteration that a worker starts next."""
@@ -264,7 +262,7 @@ class Server:
         accepted = [push for push in pushes if push.accepted]
         stale = accepted[0].snapshot
         staleness = self.version - stale.version
-        self.params, self.opt_state = self._jitted_update(
+        self.params, self.opt_state = self._update(
             self.params,
             self.opt_state,
             [push.gradients for push in pushes],
@@ -277,19 +275,6 @@ class Server:
         for push in accepted:
             self.applied[push.worker] += 1
             self._log("apply", push.worker, push.snapshot.iteration, staleness, now_s)
-
-    def _update(
-        self, params, opt_state, gradients, weights, staleness, stale_params
-    ) -> tuple[PyTree, PyTree]:
-        """The update's program."""
-        updates, opt_state = self.optimizer.update(
-            average(gradients, weights),
-            opt_state,
-            params,
-            staleness=staleness,
-            stale_params=stale_params,
-        )
-        return jax.tree.map(strong, (optax.apply_updates(params, updates), opt_state))
 
     def _drop(self, push: _Push) -> None:
         self.dropped[push.worker] += 1

@@ -1,15 +1,17 @@
-"""What becomes of gradients on the server: checked, inspected, averaged.
+"""What becomes of gradients on the server: checked, inspected, averaged, applied.
 
 Pure functions of arrays; who takes part in an update is decided by `Server`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
+from jaxdp.asynchronous.reuse import reused
 from jaxdp.buckets import is_key, is_summable
 from jaxdp.executor import accumulation_dtype
 from jaxdp.loss import Mean, divided
@@ -97,6 +99,40 @@ def average(gradients: Sequence[PyTree], weights: Sequence[Any]) -> PyTree:
         return divided(Mean(total, weight)).astype(leaves[0].dtype)
 
     return jax.tree.map(leaf_average, *gradients)
+
+
+@reused
+def init_program(
+    optimizer: optax.GradientTransformation,
+) -> Callable[[PyTree], PyTree]:
+    """The program `opt_state = init(params)`."""
+    return jax.jit(lambda params: jax.tree.map(strong, optimizer.init(params)))
+
+
+@reused
+def update_program(
+    optimizer: optax.GradientTransformation,
+) -> Callable[..., tuple[PyTree, PyTree]]:
+    """The program of one update.
+
+    Returns:
+        `params, opt_state = update(params, opt_state, gradients, weights, staleness,
+        stale_params)`, of the gradients and weights of the pushes that make it.
+    """
+    transformation = optax.with_extra_args_support(optimizer)
+
+    @jax.jit
+    def update(params, opt_state, gradients, weights, staleness, stale_params):
+        updates, opt_state = transformation.update(
+            average(gradients, weights),
+            opt_state,
+            params,
+            staleness=staleness,
+            stale_params=stale_params,
+        )
+        return jax.tree.map(strong, (optax.apply_updates(params, updates), opt_state))
+
+    return update
 
 
 def strong(leaf: Any) -> Any:

@@ -5,12 +5,14 @@ from typing import Any
 
 import jax
 
+from jaxdp.asynchronous.reuse import reused
 from jaxdp.loss import Aux, Mean, split_loss
 from jaxdp.mesh import without_mesh
 
 PyTree = Any
 
 
+@reused
 def loss_and_gradients(
     loss_fn: Callable[[PyTree, PyTree], Any],
 ) -> Callable[[PyTree, PyTree], tuple[Mean, PyTree]]:
