@@ -506,7 +506,7 @@ def test_workers_compute_on_their_devices():
     jax.effects_barrier()
     assert seen == {1}
     assert compiled.count("program") == 3  # one for each device
-    assert compiled.count("_update") == 1
+    assert compiled.count("update") == 1
     assert run.params.devices() == {jax.devices()[2]}
     one = run_linear(Eventual(), (0, 1, 2, 3), iterations=3)
     assert_bit_equal(run.params, one.params)
@@ -576,3 +576,47 @@ def test_staleness_of_equal_workers_is_the_number_of_others():
 
     assert ages(Eventual()) == {0: 1, 1: 1, 2: 1, 3: 97}
     assert ages(Bounded(0)) == {0: 25, 1: 25, 2: 25, 3: 25}
+
+
+def test_a_second_run_compiles_nothing(caplog):
+    """Comparing policies must not pay for a compilation per policy."""
+    optimizer = optax.adam(0.1)
+
+    def loss_fn(w, x):
+        return jnp.mean((w * x) ** 2)
+
+    def run(policy):
+        caplog.clear()
+        with jax.log_compiles():
+            simulate(
+                loss_fn,
+                optimizer,
+                np.float32(2),
+                lambda worker, iteration: np.float32([worker, iteration]),
+                workers=2,
+                iterations=2,
+                policy=policy,
+            )
+        return [m for m in caplog.messages if "Finished XLA compilation" in m]
+
+    assert run(Eventual())
+    assert not run(Bounded(1))
+
+
+def test_what_cannot_be_hashed_is_compiled_anew():
+    class Loss:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, w, x):
+            return jnp.mean(w * x)
+
+    run = simulate(
+        Loss(),
+        optax.sgd(1.0),
+        np.float32(0),
+        lambda worker, iteration: np.float32(3),
+        workers=1,
+        iterations=2,
+        policy=Eventual(),
+    )
+    assert float(run.params) == -6
