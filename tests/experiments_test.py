@@ -179,7 +179,7 @@ def test_unknown_name_lists_the_names_and_the_nearest(capsys):
     assert "no experiment 'rign'" in message
     assert ", ".join(NAMES) in message
     assert "Did you mean 'ring'?" in message
-    assert experiments.main(["harness"]) == 2
+    assert experiments.main(["xyz"]) == 2
     assert "Choose one of these" in capsys.readouterr().err
 
 

@@ -45,8 +45,10 @@ class ParameterServer(Design):
     how many so far.
 
     Cost: 2 rounds; each server receives (N - 1) K / S bytes for what it serves and
-    sends as many. Loss and metrics ride along, to every server. With a window the first
-    step of each sends zeros, since a program cannot skip what it overlaps.
+    sends as many. Loss and metrics ride along, to every server. With s > 0 loss and
+    metrics take 2 small rounds of their own, and every device keeps K + s K / S bytes
+    in flight. With a window the first step of each sends zeros, since a program cannot
+    skip what it overlaps, and the last one pushes twice.
 
     Attributes:
         servers: S.
@@ -58,7 +60,8 @@ class ParameterServer(Design):
         aggregate: "sum": the gradient of the global mean loss. Or a function of a tree
             with leaves `[W, ...]`, the gradient of each worker's own mean loss (zeros
             if refused), that returns one without that axis: `jaxdp.aggregation`.
-        max_staleness: How many updates a gradient may be late; 0 is synchronous.
+        max_staleness: s, how many updates a gradient may be late; 0 is synchronous. The
+            optimizer is told how many it is, as `staleness=`.
         policy: "sliding" or "window"; see the module's docstring.
     """
 
