@@ -179,6 +179,8 @@ def test_unknown_name_lists_the_names_and_the_nearest(capsys):
     assert "no experiment 'rign'" in message
     assert ", ".join(NAMES) in message
     assert "Did you mean 'ring'?" in message
+    assert experiments.main(["harness"]) == 2  # a folder, and no experiment
+    capsys.readouterr()
     assert experiments.main(["xyz"]) == 2
     assert "Choose one of these" in capsys.readouterr().err
 
