@@ -31,6 +31,15 @@ def is_summable(leaf: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
 
 
+def same_types(tree: Any, other: Any) -> bool:
+    """Whether two trees of arrays agree in structure, shapes and dtypes."""
+    types = [
+        (jax.tree.structure(t), [(x.shape, x.dtype) for x in jax.tree.leaves(t)])
+        for t in (tree, other)
+    ]
+    return types[0] == types[1]
+
+
 def by_dtype(
     leaves: Sequence[Any], takes_part: Callable[[Any], bool]
 ) -> list[list[int]]:

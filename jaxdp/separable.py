@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 
+from jaxdp.buckets import same_types
 from jaxdp.serving import part_shape
 
 PyTree = Any
@@ -65,11 +66,7 @@ def check_aggregate(
     wanted = _true_shapes(params, parts)
     stacked = _true_shapes(params, parts, (workers,))
     got = jax.eval_shape(aggregate, stacked)
-    kinds = [
-        (jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)])
-        for tree in (got, wanted)
-    ]
-    if kinds[0] != kinds[1]:
+    if not same_types(got, wanted):
         raise ValueError(
             f"ParameterServer got an aggregate that makes {_described(got)} of the "
             f"gradients of {workers} workers. It receives leaves with a leading axis "

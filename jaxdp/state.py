@@ -10,7 +10,7 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
-from jaxdp.buckets import is_key, is_summable
+from jaxdp.buckets import is_key, is_summable, same_types
 from jaxdp.designs.base import Design
 
 PyTree = Any
@@ -92,11 +92,7 @@ def check_opt_state(given: PyTree, expected: PyTree) -> None:
     Raises:
         ValueError: Structure, shapes or dtypes differ.
     """
-    types = [
-        (jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)])
-        for tree in (given, expected)
-    ]
-    if types[0] != types[1]:
+    if not same_types(given, expected):
         raise ValueError(
             f"train.step got an optimizer state with {_sizes(given)}, and this "
             f"optimizer keeps {_sizes(expected)} for these parameters. State and "

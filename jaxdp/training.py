@@ -194,8 +194,8 @@ class _Program:
         """The step's program."""
         check_state(state, self.replica.design, self.replicated, "lower")
         leaves = jax.tree.leaves(batch)
-        if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
-            batch = self._placed(batch)
+        abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+        batch = self._described(batch) if abstract else self._placed(batch)
         return without_mesh(self.jitted_step.lower)(state, batch)
 
     def _init(self, params, rng, model_state) -> TrainState:
@@ -227,6 +227,17 @@ class _Program:
         if self.worker_mesh is self.mesh:
             return batch
         return with_servers(batch, self.mesh, self.replica.design.serving_ranks)
+
+    def _described(self, batch: PyTree) -> PyTree:
+        """An abstract batch with rows for all devices, as `_placed` makes it."""
+        if self.worker_mesh is self.mesh:
+            return batch
+
+        def extend(leaf):
+            rows = leaf.shape[0] // self.worker_mesh.size * self.mesh.size
+            return jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype)
+
+        return jax.tree.map(extend, batch)
 
     def _on_replicas(
         self, body: Callable, out_specs: Any, in_specs: Any = None

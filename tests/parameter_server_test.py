@@ -109,6 +109,16 @@ def test_dedicated_servers_compute_nothing(servers):
     assert metrics["refused_pushes"].tolist() == [0] * workers
 
 
+def test_lower_takes_the_rows_of_the_workers():
+    train = train_with(Server(dedicated=True), 4)
+    state = train.init(PARAMS)
+    batch = jax.tree.map(lambda x: x[:6], BATCHES[0])
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
+    texts = [train.lower(state, given).as_text() for given in (batch, shapes)]
+    assert texts[0] == texts[1]
+    assert "tensor<8x5xf32>" in texts[0]  # two rows a device, the server's blank
+
+
 def test_padded_batches_of_dedicated_servers():
     """Seven rows for three workers: 3, 3 and 1."""
     mesh, design = jaxdp.data_mesh(4), Server(dedicated=True)
