@@ -592,7 +592,7 @@ def test_a_second_run_compiles_nothing(caplog):
                 loss_fn,
                 optimizer,
                 np.float32(2),
-                lambda worker, iteration: np.float32([worker, iteration]),
+                lambda worker, iteration: np.array([worker, iteration], "f"),
                 workers=2,
                 iterations=2,
                 policy=policy,
