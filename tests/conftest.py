@@ -29,6 +29,13 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("jaxdp")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs():
+    """The next module cannot use them, and the garbage collector looks at them all."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(params=[1, 2, 3, 8], ids="n{}".format)
 def mesh(request) -> jax.sharding.Mesh:
     """Meshes of 1 (degenerate), 2, 3 (no power of two) and 8 devices."""

@@ -29,6 +29,7 @@ from jaxdp.asynchronous.worker import loss_and_gradients
 from jaxdp.loss import Mean
 
 PyTree = Any
+INTERRUPTIBLE_S = 0.2
 Kind = Literal["wait", "pull", "compute", "push"]
 
 
@@ -153,7 +154,9 @@ class _Crew:
         with ThreadPoolExecutor(len(members), "jaxdp-worker") as pool:
             self.began = time.perf_counter()
             try:
-                wait([pool.submit(member.live, *settings) for member in members])
+                left = {pool.submit(member.live, *settings) for member in members}
+                while left:  # a signal that comes just before a wait does not end it
+                    _, left = wait(left, timeout=INTERRUPTIBLE_S)
             except BaseException as error:  # an interrupt, or no more threads
                 self.fail(error)
         if self.failure is not None:

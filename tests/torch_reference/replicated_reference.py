@@ -54,10 +54,6 @@ def _launch(name: tuple[str, str]) -> Runs | RuntimeError:
     """Run everything of one process."""
     library, dtype = name
     environment = reference.environment(library, dtype)
-    if library == "jax":
-        # Hundreds of tiny programs, for each shape and device: most of the time would
-        # go into optimizing them.
-        environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
     with tempfile.TemporaryDirectory() as folder:
         module = f"tests.torch_reference.replicated_{library}"
         command = [module, folder, *filter(None, [dtype])]

@@ -34,12 +34,6 @@ def _launch(library: str) -> dict[problem.Job, problem.Arrays] | RuntimeError:
     """Run all jobs of one library; return what they made, or why it failed."""
     jobs = [job for job in problem.all_jobs() if job.library == library]
     environment = reference.environment(library, "float64")
-    if library == "jax":
-        # Most of the time would go into optimizing tiny programs; without the emitters
-        # of fusions, a job takes half of what is left.
-        environment["XLA_FLAGS"] = (
-            "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-        )
     with tempfile.TemporaryDirectory() as folder:
         module = f"tests.torch_reference.server_{library}"
         try:
