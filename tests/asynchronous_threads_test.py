@@ -6,6 +6,7 @@ lock, from what they wait for: they cannot go on before the held one pushes.
 
 import contextlib
 import itertools
+import math
 import signal
 import threading
 import time
@@ -603,11 +604,15 @@ def test_an_optimizer_that_fails_names_the_worker_that_pushed():
         )
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_ends_all_workers():
+    """One that comes in JAX's hook of the garbage collector is lost: ask again."""
     before, caller = set(threading.enumerate()), threading.get_ident()
+    asked = [-math.inf]
 
     def interrupt(worker, iteration):
-        if (worker, iteration) == (1, 2):
+        if worker == 1 and iteration >= 2 and time.monotonic() > asked[-1] + 2:
+            asked.append(time.monotonic())
             signal.pthread_kill(caller, signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
