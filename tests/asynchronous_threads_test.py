@@ -604,7 +604,16 @@ def test_an_optimizer_that_fails_names_the_worker_that_pushed():
         )
 
 
+@pytest.fixture
+def interruptible():
+    """A job in the background is started with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_all_workers():
     """One that comes in JAX's hook of the garbage collector is lost: ask again."""
     before, caller = set(threading.enumerate()), threading.get_ident()
@@ -620,7 +629,7 @@ def test_an_interrupt_ends_all_workers():
             *(loss_fn, optax.sgd(0.1), PARAMS, lambda w, t: batches(w, t % 6)),
             workers=3,
             policy=Bounded(1),
-            iterations=1_000_000,
+            iterations=10_000,  # more than it takes, and it ends all the same
             devices=jax.devices()[:2],
             before_push=interrupt,
         )
