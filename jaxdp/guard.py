@@ -265,28 +265,26 @@ def join(facts: Iterable[Fact]) -> Fact:
 
 def talks_over(program: ClosedJaxpr, axis_name: str) -> bool:
     """Whether devices of the axis wait for each other anywhere in a traced program."""
-    for eqn in program.jaxpr.eqns:
-        name, collective = eqn.primitive.name, eqn.params.get("collective")
-        if collective is not None and collective.axis_name == axis_name:
-            return True
-        if axis_name in _axes(eqn.params) and name not in LOCAL:
-            return True
-        inner = jaxprs_in_params(eqn.params)
-        if any(talks_over(ClosedJaxpr(_open(j), ()), axis_name) for j in inner):
-            return True
-    return False
+    return _has(program, axis_name, lambda name: name not in LOCAL)
 
 
 def sums_over(program: ClosedJaxpr, axis_name: str) -> bool:
     """Whether a traced program sums anything over the axis."""
-    for eqn in program.jaxpr.eqns:
+    return _has(program, axis_name, SUMS.__contains__)
+
+
+def _has(program: Any, axis_name: str, counts: Callable[[str], bool]) -> bool:
+    """Whether anything in a program, over the axis, is a collective that counts.
+
+    Those of jaxdp always do; of JAX's primitives over the axis, `counts` says which.
+    """
+    for eqn in _open(program).eqns:
         collective = eqn.params.get("collective")
         if collective is not None and collective.axis_name == axis_name:
             return True
-        if eqn.primitive.name in SUMS and axis_name in _axes(eqn.params):
+        if axis_name in _axes(eqn.params) and counts(eqn.primitive.name):
             return True
-        inner = jaxprs_in_params(eqn.params)
-        if any(sums_over(ClosedJaxpr(_open(j), ()), axis_name) for j in inner):
+        if any(_has(j, axis_name, counts) for j in jaxprs_in_params(eqn.params)):
             return True
     return False
 
