@@ -2,6 +2,7 @@
 
 from jaxdp import aggregation as aggregation
 from jaxdp import asynchronous as asynchronous
+from jaxdp import compression as compression
 from jaxdp import replicated as replicated
 from jaxdp.collectives import all_gather as all_gather
 from jaxdp.collectives import all_reduce as all_reduce
@@ -10,9 +11,12 @@ from jaxdp.collectives import gather as gather
 from jaxdp.collectives import reduce as reduce
 from jaxdp.collectives import reduce_scatter as reduce_scatter
 from jaxdp.collectives import scatter as scatter
+from jaxdp.compression import Compression as Compression
 from jaxdp.data import shard_batch as shard_batch
+from jaxdp.designs import AllReduce as AllReduce
 from jaxdp.designs import Design as Design
 from jaxdp.designs import GatherToRoot as GatherToRoot
+from jaxdp.designs import LocalSGD as LocalSGD
 from jaxdp.designs import NativeAllReduce as NativeAllReduce
 from jaxdp.designs import ParameterServer as ParameterServer
 from jaxdp.designs import RingAllReduce as RingAllReduce
@@ -20,6 +24,7 @@ from jaxdp.loss import Aux as Aux
 from jaxdp.loss import Mean as Mean
 from jaxdp.loss import masked_mean as masked_mean
 from jaxdp.mesh import data_mesh as data_mesh
+from jaxdp.precision import Precision as Precision
 from jaxdp.program import ProgramReport as ProgramReport
 from jaxdp.program import analyze as analyze
 from jaxdp.replicated import DataParallel as DataParallel

@@ -5,7 +5,7 @@ once for all of them. Leaves keep their dtype: nothing is promoted to pack it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,30 +56,98 @@ def by_dtype(
 
 
 def assign(
-    leaves: Sequence[Any], bucket_cap_mb: float | None = None
+    leaves: Sequence[Any],
+    bucket_cap_mb: float | None = None,
+    first_bucket_mb: float | None = None,
+    ready: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Assigns the summable leaves to buckets of at most `bucket_cap_mb` MiB.
+    """Assigns the summable leaves to buckets, in the order in which they are ready.
 
-    A bucket holds one dtype and takes leaves in order until the next would pass the
-    cap; a leaf larger than the cap stands alone.
+    A bucket holds one dtype and takes leaves until the next would pass the cap; a leaf
+    larger than the cap stands alone. The first bucket of a dtype may have a smaller
+    cap, so that the first transfer starts early.
 
     Args:
         leaves: Arrays, or anything with `shape` and `dtype`.
         bucket_cap_mb: The cap in MiB; None packs each dtype into one bucket.
+        first_bucket_mb: The cap of the first bucket of each dtype, if smaller.
+        ready: When each leaf is ready, as numbers that sort; None for in order.
 
     Returns:
-        For each bucket the indices of its leaves.
+        For each bucket the indices of its leaves; buckets in the order in which their
+        last leaf is ready.
     """
-    cap = float("inf") if bucket_cap_mb is None else bucket_cap_mb * 2**20
+    ready = range(len(leaves)) if ready is None else ready
+    order = sorted(range(len(leaves)), key=lambda i: (ready[i], i))
+    caps = [float("inf") if bucket_cap_mb is None else bucket_cap_mb * 2**20] * 2
+    if first_bucket_mb is not None and bucket_cap_mb is not None:
+        caps[0] = min(first_bucket_mb * 2**20, caps[1])
     buckets = []
-    for group in by_dtype(leaves, is_summable):
-        buckets.append([])
-        filled = 0
-        for i in group:
-            nbytes = np.size(leaves[i]) * jnp.result_type(leaves[i]).itemsize
-            if buckets[-1] and filled + nbytes > cap:
-                buckets.append([])
-                filled = 0
-            buckets[-1].append(i)
-            filled += nbytes
+    for group in by_dtype([leaves[i] for i in order], is_summable):
+        buckets += _filled(leaves, [order[i] for i in group], *caps)
+    return sorted(buckets, key=lambda bucket: max(ready[i] for i in bucket))
+
+
+def _filled(
+    leaves: Sequence[Any], group: list[int], first: float, cap: float
+) -> list[list[int]]:
+    """Buckets of the leaves of one dtype, in this order, of at most so many bytes."""
+    buckets, filled = [[]], 0
+    for i in group:
+        nbytes = _nbytes(leaves[i])
+        if buckets[-1] and filled + nbytes > (cap if buckets[1:] else first):
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(i)
+        filled += nbytes
     return buckets
+
+
+def _nbytes(leaf: Any) -> int:
+    """Bytes of an array, or of one of this shape and dtype."""
+    return np.size(leaf) * jnp.result_type(leaf).itemsize
+
+
+class Bucket(NamedTuple):
+    """Leaves that travel together.
+
+    Attributes:
+        names: Of the leaves, in the order in which they are packed.
+        dtype: Of all of them.
+        nbytes: Of all of them together.
+    """
+
+    names: tuple[str, ...]
+    dtype: Any
+    nbytes: int
+
+
+class Buckets(tuple[Bucket, ...]):
+    """All buckets of a step, in the order in which they are ready; a table as text."""
+
+    @classmethod
+    def of(
+        cls, buckets: Sequence[Sequence[int]], named: Sequence[tuple[str, Any]]
+    ) -> "Buckets":
+        """From indices into leaves, each a pair of its name and itself.
+
+        Leaves without elements are left out, since nothing travels.
+        """
+        buckets = [b for b in buckets if any(_nbytes(named[i][1]) for i in b)]
+        return cls(
+            Bucket(
+                tuple(named[i][0] for i in indices),
+                jnp.result_type(named[indices[0]][1]),
+                sum(_nbytes(named[i][1]) for i in indices),
+            )
+            for indices in buckets
+        )
+
+    def __str__(self) -> str:
+        """One line per bucket."""
+        lines = [f"{'bucket':>6}  {'dtype':8}  {'bytes':>12}  leaves"]
+        lines += [
+            f"{i:6}  {b.dtype!s:8}  {b.nbytes:12,}  {', '.join(b.names)}"
+            for i, b in enumerate(self, start=1)
+        ]
+        return "\n".join(lines)

@@ -37,6 +37,7 @@ def shard_batch(
     *,
     axis_name: str | tuple[str, ...] | None = None,
     design: Design | None = None,
+    accumulate: int = 1,
 ) -> PyTree:
     """Splits a batch along axis 0: rank r gets the r-th of N equal slices.
 
@@ -52,6 +53,8 @@ def shard_batch(
         axis_name: The mesh axis; None takes the mesh's only axis.
         design: The design that trains. It matters for `remainder` if some devices only
             serve and take no rows, or if workers own several devices.
+        accumulate: Micro-batches of a step; rows are split, padded or dropped so that
+            each device has a multiple of it.
 
     Returns:
         The tree as `jax.Array`s, sharded over the devices that take rows; for `"pad"`,
@@ -76,17 +79,17 @@ def shard_batch(
             f"shard_batch got remainder={remainder!r}. It must be 'error', 'pad' or "
             "'drop'."
         )
-    devices = mesh.size
+    parts = mesh.size * accumulate
     rows = _common_length(batch)
     if remainder == "pad":
-        padded_rows = -(-rows // devices) * devices
+        padded_rows = -(-rows // parts) * parts
         batch = jax.tree.map(lambda leaf: _pad(leaf, padded_rows), batch)
         batch = PaddedBatch(batch, np.arange(padded_rows) < rows)
-    elif remainder == "drop" and rows >= devices:
-        kept = rows // devices * devices
+    elif remainder == "drop" and rows >= parts:
+        kept = rows // parts * parts
         batch = jax.tree.map(lambda leaf: leaf[:kept], batch)
-    elif rows % devices:
-        raise ValueError(_indivisible(rows, devices, remainder))
+    elif rows % parts:
+        raise ValueError(_indivisible(rows, mesh.size, accumulate, remainder))
     sharding = _rows_over(mesh)
     if all(getattr(x, "sharding", None) == sharding for x in jax.tree.leaves(batch)):
         return batch  # `device_put` would find that out in a tenth of a millisecond
@@ -171,19 +174,21 @@ def _pad(leaf: Any, rows: int) -> Any:
     return xp.concatenate([leaf, leaf[last]])
 
 
-def _indivisible(rows: int, devices: int, remainder: str) -> str:
+def _indivisible(rows: int, devices: int, accumulate: int, remainder: str) -> str:
     """The message for rows that cannot be split evenly."""
-    whole, rest = divmod(rows, devices)
-    up = (whole + 1) * devices
+    parts = devices * accumulate
+    whole, rest = divmod(rows, parts)
+    up = (whole + 1) * parts
+    micro = f" x {accumulate} micro-batches = {parts}" if accumulate > 1 else ""
     remedies = f"remainder='pad' (pads to {up} rows, and loss_fn receives a mask)"
     if whole:
-        remedies += f", remainder='drop' (keeps {whole * devices} rows)"
-        sizes = f"{whole * devices} or {up}"
+        remedies += f", remainder='drop' (keeps {whole * parts} rows)"
+        sizes = f"{whole * parts} or {up}"
     else:
         sizes = f"{up}"
     return (
-        f"shard_batch got a batch of {rows} rows for {devices} devices with "
+        f"shard_batch got a batch of {rows} rows for {devices} devices{micro} with "
         f"remainder={remainder!r}. Every device takes equally many rows, and {rows} = "
-        f"{devices} x {whole} + {rest}. Use {remedies}, or a batch size that {devices} "
+        f"{parts} x {whole} + {rest}. Use {remedies}, or a batch size that {parts} "
         f"divides, such as {sizes}."
     )

@@ -30,8 +30,18 @@ from jaxdp.primitive import REPLICATED, SUMMING
 
 PyTree = Any
 MARK = "jaxdp gradient of "
-MARK_ALIKE = "jaxdp unaveraged "
+MARK_ALIKE = {  # what is not averaged, and what to do if it differs
+    "jaxdp unaveraged ": "Integers, bools and keys are not averaged, so they must not "
+    "depend on the batch, the rank or the replica's rng. Make it a float to have it "
+    "averaged, return it as it came, or choose model_state='broadcast' or "
+    "'per_replica'.",
+    "jaxdp unsynchronized ": "data_parallel got no policy for model states that "
+    "differ. Choose model_state='mean' (floats are averaged), 'broadcast' (replica 0's "
+    "goes to all) or 'per_replica' (each keeps its own, replica 0's survives); or "
+    "synchronize it in loss_fn, with axis_name= of BatchNorm.",
+}
 MARK_AGGREGATED = "jaxdp aggregated over "
+MARK_VALUE = "jaxdp value of one replica"
 SUMS = frozenset({"psum", "psum2", "psum_invariant", "reduce_scatter"})
 LOCAL = frozenset({"axis_index", "pcast", "pvary", "shard_map"})
 ALIKE = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather"})
@@ -62,15 +72,30 @@ def mark(gradients: PyTree) -> PyTree:
     )
 
 
-def mark_alike(leaf: Any, name: str) -> Any:
-    """Names a leaf that no design averages, so that it must be the same everywhere."""
-    return checkpoint_name(leaf, MARK_ALIKE + name)
+def mark_alike(leaf: Any, name: str, averaged: bool) -> Any:
+    """Names a leaf that must be the same everywhere, since no design averages it.
+
+    Args:
+        leaf: Of the new model state.
+        name: How errors call it.
+        averaged: Whether it would be averaged if it were a float.
+    """
+    unaveraged, unsynchronized = MARK_ALIKE
+    return checkpoint_name(leaf, (unaveraged if averaged else unsynchronized) + name)
 
 
 def mark_aggregated(tree: PyTree, axis_name: str) -> PyTree:
     """Names what was made of the gradients of all replicas: no sum needs to follow."""
     name = MARK_AGGREGATED + axis_name
     return jax.tree.map(lambda leaf: checkpoint_name(leaf, name), tree)
+
+
+def mark_values(tree: PyTree) -> PyTree:
+    """Names what one replica made of its gradient, and which is none any more.
+
+    Parameters that it has updated alone, say: to sum those is no sum of gradients.
+    """
+    return jax.tree.map(lambda leaf: checkpoint_name(leaf, MARK_VALUE), tree)
 
 
 def check_summed_once(
@@ -141,8 +166,12 @@ class _Reader:
             return [self._marked(params["name"].removeprefix(MARK), facts[0])]
         if name == "name" and params["name"] == MARK_AGGREGATED + self.axis_name:
             return [self._summed("an aggregation", facts[0])]
-        if name == "name" and params["name"].startswith(MARK_ALIKE):
-            return [self._alike(params["name"].removeprefix(MARK_ALIKE), facts[0])]
+        if name == "name" and params["name"] == MARK_VALUE:
+            return [Fact(varies=facts[0].varies)]
+        for mark_, remedy in MARK_ALIKE.items() if name == "name" else ():
+            if params["name"].startswith(mark_):
+                named = params["name"].removeprefix(mark_)
+                return [self._alike(named, facts[0], remedy)]
         if name == "jaxdp_collective":
             return self._collective(params["collective"], join(facts))
         if self.axis_name in _axes(params):
@@ -175,14 +204,12 @@ class _Reader:
             )
         return Fact(fact.varies, None, frozenset({(f"gradient of {name}", 0)}))
 
-    def _alike(self, name: str, fact: Fact) -> Fact:
+    def _alike(self, name: str, fact: Fact, remedy: str) -> Fact:
         """A leaf that no design averages, before the exchange."""
         if fact.varies:
             raise ValueError(
                 f"data_parallel: the new {name} may differ between the replicas on "
-                f"axis {self.axis_name!r}. Integers, bools and keys are not averaged, "
-                "so they must not depend on the batch, the rank or the replica's "
-                "rng. Make it a float to have it averaged, or return it as it came."
+                f"axis {self.axis_name!r}. {remedy}"
             )
         return fact
 

@@ -6,6 +6,8 @@ when all replicas hold equally many rows. One that counts rows or tokens returns
 `Mean`.
 """
 
+import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -36,30 +38,39 @@ class Aux(NamedTuple):
     Attributes:
         metrics: Dict of scalars or arrays, averaged over replicas with the weight of
             the loss; an entry that is a `Mean` carries its own weight.
-        model_state: The next model state, such as BatchNorm statistics. Float leaves
-            are averaged over replicas with the weight of the loss; other leaves must
-            not depend on the batch.
+        model_state: The next model state, such as BatchNorm statistics. What becomes of
+            it where replicas differ is a policy of `data_parallel`.
     """
 
     metrics: Mapping[str, Any] | None = None
     model_state: PyTree = None
 
 
-class Contribution(NamedTuple):
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["gradients", "loss", "metrics", "model_state"],
+    meta_fields=["ready"],
+)
+@dataclasses.dataclass(frozen=True)
+class Contribution:
     """What one replica adds to a step; a design averages it over the replicas.
 
     Attributes:
-        gradients: Gradient of the replica's total, like the parameters.
+        gradients: Gradient of the replica's total, like the parameters; None in place
+            of those that need not travel, since they are zero or not read.
         loss: Total and weight of the loss; weight None stands for a static 1.
         metrics: Dict of such pairs.
-        model_state: Pairs for float leaves, other leaves as they are; None if the loss
-            function returned none.
+        model_state: Pairs for float leaves, other leaves as they are; None if it is not
+            to be averaged.
+        ready: For every leaf of all these, when it is ready in the backward pass:
+            numbers that sort (`jaxdp.backward.readiness`). Static.
     """
 
     gradients: PyTree
     loss: Mean
     metrics: dict[str, Mean]
     model_state: PyTree
+    ready: tuple[int, ...] = ()
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> Mean:

@@ -1,8 +1,6 @@
-"""The program of one device: its gradient, the exchange, the update."""
+"""The program of one device: its contribution, the exchange, the update."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,37 +8,54 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxdp import guard
-from jaxdp.buckets import is_summable
-from jaxdp.data import PaddedBatch
-from jaxdp.designs.base import AxisName, Design, Update
-from jaxdp.loss import Contribution, Mean, check_loss, split_loss, with_weight
+from jaxdp.backward import read_gradients
+from jaxdp.collectives import broadcast
+from jaxdp.contribution import Inputs, LocalLoss
+from jaxdp.designs.base import AxisName, Design, Update, where
+from jaxdp.loss import Contribution, Mean
+from jaxdp.precision import next_loss_scale
 from jaxdp.state import TrainState
 
 PyTree = Any
+POLICIES = (None, "mean", "per_replica", "broadcast")  # of model states that differ
 
 
 class Replica(NamedTuple):
     """What every device runs, inside `shard_map` over `axis_name`."""
 
-    loss_fn: Callable[..., Any]
+    loss: LocalLoss
     optimizer: optax.GradientTransformation
     design: Design
     axis_name: AxisName
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the mesh axes."""
+        return (self.axis_name,) if isinstance(self.axis_name, str) else self.axis_name
+
     def step(self, state: TrainState, batch: PyTree):
         """One optimizer update, from this device's rows."""
-        update = Update(self.optimizer, state.model_state)
-        params, opt_state, (metrics, model_state) = self.design.exchange(
-            self._contribution(state, batch),
-            *(state.params, state.opt_state, update, self.axis_name),
+        given = self._inputs(state, batch)
+        contribution, model_state = self._contribution(given)
+        update = Update(self.optimizer, given.model_state, state.step, given.scale)
+        params, opt_state, results = self.design.exchange(
+            contribution, state.params, state.opt_state, update, self.axis_name
         )
+        if self.loss.policy == "mean":
+            model_state = results.model_state
+        elif model_state is not None:
+            model_state = self._agreed(model_state)
         if model_state is None:
-            model_state = state.model_state
-        state = TrainState(
-            state.step + 1, params, opt_state, state.rng, model_state, self.design
+            model_state = given.model_state
+        new = TrainState(
+            state.step + 1,
+            *(params, opt_state, state.rng, model_state),
+            *(state.loss_scale, self.design),
         )
-        return state, metrics
+        new, metrics = self._unless_skipped(given, state, new, results)
+        return dataclasses.replace(
+            new, model_state=self._kept(new.model_state)
+        ), metrics
 
     def flush(self, state: TrainState) -> TrainState:
         """Applies the gradients still in flight."""
@@ -50,58 +65,91 @@ class Replica(NamedTuple):
         )
         return dataclasses.replace(state, params=params, opt_state=opt_state)
 
-    def _contribution(self, state: TrainState, batch: PyTree) -> Contribution:
-        """What this device adds to the step; zeros if it only serves."""
+    def contribution(self, state: TrainState, batch: PyTree) -> Contribution:
+        """What this device adds to a step."""
+        return self._contribution(self._inputs(state, batch))[0]
 
-        def compute() -> Contribution:
-            loss = functools.partial(self.local_loss, state, batch)
-            (_, rest), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
-            return Contribution(guard.mark(gradients), *rest)
+    def total(self, state: TrainState, batch: PyTree) -> Any:
+        """What this device's loss adds up to, in its first micro-batch."""
+        given = self._inputs(state, batch)
+        first = jax.tree.map(lambda x: x[0], self.loss.slices(given.batch))
+        return self.loss(given._replace(batch=first))[0]
+
+    def _inputs(self, state: TrainState, batch: PyTree) -> Inputs:
+        """What this device's loss is computed from."""
+        rng, model_state = state.rng, state.model_state
+        if rng is not None:
+            step = state.step
+            if state.loss_scale is not None:  # a skipped step has used its numbers
+                step = step + state.loss_scale.skipped
+            rng = jax.random.fold_in(rng, step)
+            rng = jax.random.fold_in(rng, lax.axis_index(self.axis_name))
+        if self.loss.policy == "per_replica":
+            model_state = jax.tree.map(lambda x: x[0], model_state)
+        scale = None if state.loss_scale is None else state.loss_scale.scale
+        params = self.design.local_params(state.params)
+        return Inputs(params, batch, rng, model_state, scale)
+
+    def _contribution(self, given: Inputs) -> tuple[Contribution, PyTree]:
+        """What this device adds to the step; zeros if it only serves."""
+        needed = [True] * len(jax.tree.leaves(given.params))
+        if self.design.prunes:
+            needed = read_gradients(self.optimizer, given.params)
+
+        def compute():
+            return self.loss.contribution(given, needed)
 
         if not self.design.serving_ranks:
             return compute()
 
-        def nothing() -> Contribution:
+        def nothing():
             def zeros(leaf):
                 return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), leaf)
 
-            shapes = jax.eval_shape(compute)
-            model_state = shapes.model_state
-            if model_state is not None:
-                model_state = jax.tree.map(
+            shapes, kept = jax.eval_shape(compute)
+            pairs = shapes.model_state
+            if pairs is not None:
+                pairs = jax.tree.map(
                     lambda old, new: zeros(new) if isinstance(new, Mean) else old,
-                    *(state.model_state, model_state),
+                    *(given.model_state, pairs),
                 )
-            return zeros(shapes._replace(model_state=None))._replace(
-                model_state=model_state
-            )
+            rest = zeros(dataclasses.replace(shapes, model_state=None))
+            kept = None if kept is None else given.model_state
+            return dataclasses.replace(rest, model_state=pairs), kept
 
-        axis_name = self.axis_name
-        first = axis_name if isinstance(axis_name, str) else axis_name[0]
-        works = lax.axis_index(first) >= self.design.serving_ranks
+        works = lax.axis_index(self.axes[0]) >= self.design.serving_ranks
         return lax.cond(works, compute, nothing)
 
-    def local_loss(self, state: TrainState, batch: PyTree, params: PyTree):
-        """The total to differentiate, and the pairs to average."""
-        arguments = {}
-        if state.rng is not None:
-            rank = lax.axis_index(self.axis_name)
-            step_key = jax.random.fold_in(state.rng, state.step)
-            arguments["rng"] = jax.random.fold_in(step_key, rank)
-        if state.model_state is not None:
-            arguments["model_state"] = state.model_state
-        if isinstance(batch, PaddedBatch):
-            arguments["mask"], batch = batch.mask, batch.batch
-        loss, aux = split_loss(self.loss_fn(params, batch, **arguments))
-        check_loss(loss, aux, arguments)
-        weighted = functools.partial(with_weight, loss)
-        metrics = {name: weighted(value) for name, value in (aux.metrics or {}).items()}
-        model_state = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: (
-                weighted(leaf)
-                if is_summable(leaf)
-                else guard.mark_alike(leaf, f"model_state{jax.tree_util.keystr(path)}")
-            ),
-            aux.model_state,
+    def _agreed(self, model_state: PyTree) -> PyTree:
+        """The first worker's, where replicas may differ and must not."""
+        serves = self.design.serving_ranks
+        if self.loss.policy == "per_replica" or not (self.loss.policy or serves):
+            return model_state
+        for axis_name, root in zip(self.axes, (serves, 0), strict=False):
+            model_state = broadcast(model_state, axis_name, root)
+        return model_state
+
+    def _kept(self, model_state: PyTree) -> PyTree:
+        """The model state as the train state keeps it."""
+        if self.loss.policy != "per_replica":
+            return model_state
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], model_state)
+
+    def _unless_skipped(self, given: Inputs, old: TrainState, new: TrainState, results):
+        """Keeps counters and model state where a loss scale skips the step."""
+        metrics = results.metrics
+        precision = self.loss.precision
+        if old.loss_scale is None or precision is None:
+            return new, metrics
+        applied = results.nonfinite < 0
+        attempt = old.step + old.loss_scale.skipped
+        loss_scale = next_loss_scale(
+            precision, old.loss_scale, results.nonfinite, attempt
         )
-        return loss.total, (loss, metrics, model_state)
+        kept = where(applied, new.model_state, given.model_state)
+        metrics = metrics | {"loss_scale": given.scale, "skipped": ~applied}
+        step = old.step + applied
+        new = dataclasses.replace(
+            new, step=step, model_state=kept, loss_scale=loss_scale
+        )
+        return new, metrics

@@ -18,7 +18,7 @@ PyTree = Any
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["step", "params", "opt_state", "rng", "model_state"],
+    data_fields=["step", "params", "opt_state", "rng", "model_state", "loss_scale"],
     meta_fields=["design"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +26,13 @@ class TrainState:
     """Everything a run carries from step to step.
 
     Attributes:
-        step: `[]`, int32, steps done.
+        step: `[]`, int32, updates done; steps that were skipped do not count.
         params: What the design keeps of the parameters; `train.params` gives the tree.
         opt_state: What the design keeps of the optimizer state.
         rng: Key of the run, or None.
-        model_state: Tree given to `init`, as the last step left it, or None.
+        model_state: Tree given to `init`, as the last step left it, or None;
+            `train.model_state` gives the tree, whatever the policy keeps of it.
+        loss_scale: `jaxdp.precision.LossScale`, or None.
         design: The design that made the state.
     """
 
@@ -39,6 +41,7 @@ class TrainState:
     opt_state: PyTree
     rng: Any
     model_state: PyTree
+    loss_scale: Any
     design: Design
 
 

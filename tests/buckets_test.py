@@ -113,7 +113,7 @@ def test_buckets_hold_one_dtype_and_count_its_bytes():
         mebibytes(1, jnp.int32),
     ]
     assert buckets.assign(tree, 2.0) == [[0, 2], [1, 3], [4]]
-    assert buckets.assign(tree, 1.0) == [[0], [2], [1], [3], [4]]
+    assert buckets.assign(tree, 1.0) == [[0], [1], [2], [3], [4]]
     assert buckets.assign(tree) == [[0, 2], [1, 3], [4]]
 
 

@@ -36,7 +36,7 @@ class Custom(jaxdp.Design):
     def exchange(self, contribution, params, opt_state, update, axis_name):
         mean = jaxdp.all_reduce(contribution, axis_name, mean=True)
         gradients = self.average(contribution.gradients)
-        return update(mean._replace(gradients=gradients), params, opt_state)
+        return update(dataclasses.replace(mean, gradients=gradients), params, opt_state)
 
 
 def averaged(gradients):
@@ -162,7 +162,7 @@ def test_results_that_are_not_averaged_are_refused():
     class Local(jaxdp.Design):
         def exchange(self, contribution, params, opt_state, update, axis_name):
             gradients = averaged(contribution.gradients)
-            return update(contribution._replace(gradients=gradients), params, opt_state)
+            return update(dataclasses.replace(contribution, gradients=gradients), params, opt_state)
 
     with pytest.raises(ValueError, match=r"new metrics\['loss'\] may differ"):
         contract.one_step(Local(), local_mean, PARAMS, BATCH)

@@ -81,7 +81,7 @@ def test_a_root_that_is_no_rank_is_refused(root):
 
 @pytest.mark.parametrize("cap", [0, -1.5, float("nan")])
 def test_bucket_caps_that_hold_nothing_are_refused(cap):
-    message = rf"bucket_cap_mb={cap}\. It must be larger than 0 MiB; 25\.0"
+    message = rf"bucket_cap_mb={cap}\. It must be larger than 0 MiB"
     with pytest.raises(ValueError, match=message):
         make(design=jaxdp.RingAllReduce(bucket_cap_mb=cap))
 
@@ -160,7 +160,7 @@ def test_losses_that_are_refused(design, loss, error, message):
         pytest.param(
             lambda: make(design=jaxdp.RingAllReduce(1.5)).init(np.float32(1)),
             ValueError,
-            r"RingAllReduce\(bucket_cap_mb=1\.5\), and .*RingAllReduce\(.*=25\.0\)",
+            r"RingAllReduce\(bucket_cap_mb=1\.5, .*\), and .*RingAllReduce\(.*=25\.0, ",
             id="other-options",
         ),
         pytest.param(

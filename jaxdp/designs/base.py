@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -9,18 +10,36 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
+from jaxdp.buckets import assign
 from jaxdp.loss import Contribution, Mean, divided
+from jaxdp.precision import first_nonfinite
 
 PyTree = Any
 AxisName = Any  # of one mesh axis, or a tuple of two names
 
 
+class Results(NamedTuple):
+    """What a step tells besides parameters; the same on all devices.
+
+    Attributes:
+        metrics: Averaged loss and metrics.
+        model_state: The averaged model state; None if it is not averaged.
+        nonfinite: `[]`, int32: the first parameter, by number, whose averaged gradient
+            has an infinity or NaN, so that nothing was updated; -1 if none. None
+            without a loss scale.
+    """
+
+    metrics: dict[str, Any]
+    model_state: PyTree
+    nonfinite: Any = None
+
+
 class Updated(NamedTuple):
-    """What an update makes; `results` are averaged loss, metrics and model state."""
+    """What an exchange makes."""
 
     params: PyTree
     opt_state: PyTree
-    results: PyTree
+    results: Results
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,23 +48,58 @@ class Update:
 
     It must run on averages only. Parameters may be parts of the tree, if the optimizer
     is separable; see `jaxdp.separable`.
+
+    Attributes:
+        optimizer: The optimizer.
+        model_state: Before the step: stays where nobody has a weight.
+        step: `[]`, int32, updates before this one.
+        loss_scale: `[]`: gradients are this many times too large. None for 1, without
+            a look at whether they are finite.
     """
 
     optimizer: optax.GradientTransformation
-    model_state: PyTree = None  # before the step: stays where nobody has a weight
+    model_state: PyTree = None
+    step: Any = 0
+    loss_scale: Any = None
 
     def __call__(
         self, mean: Contribution, params: PyTree, opt_state: PyTree
     ) -> Updated:
-        """Applies the optimizer to an averaged contribution."""
-        gradients = Mean(mean.gradients, mean.loss.weight)
-        params, opt_state = self.apply(gradients, params, opt_state)
-        return Updated(params, opt_state, self.results(mean))
+        """Applies the optimizer to an averaged contribution, if that is finite."""
+        gradients = self.gradients(Mean(mean.gradients, mean.loss.weight))
+        return self.with_gradients(gradients, mean, params, opt_state)
+
+    def with_gradients(
+        self,
+        gradients: PyTree,
+        mean: Contribution,
+        params: PyTree,
+        opt_state: PyTree,
+        agree: Callable[[jax.Array], jax.Array] = lambda nonfinite: nonfinite,
+    ) -> Updated:
+        """As a call, with gradients that are divided already.
+
+        Args:
+            gradients: What the optimizer is given; None for zeros.
+            mean: The averaged contribution; its gradients are not used.
+            params: The parameters.
+            opt_state: The optimizer state.
+            agree: Makes one `Results.nonfinite` of those of all devices, where
+                gradients differ between them.
+        """
+        updated, state = self._optimized(gradients, params, opt_state)
+        results = self.results(mean)
+        if self.loss_scale is not None:
+            filled = jax.tree.leaves(_filled(gradients, params))
+            nonfinite = agree(first_nonfinite(filled))
+            updated, state = where(nonfinite < 0, (updated, state), (params, opt_state))
+            results = results._replace(nonfinite=nonfinite)
+        return Updated(updated, state, results)
 
     def apply(
         self, mean: Mean, params: PyTree, opt_state: PyTree, staleness: Any = 0
     ) -> tuple[PyTree, PyTree]:
-        """Parameters and optimizer state after one update.
+        """Parameters and optimizer state after one update, finite or not.
 
         Args:
             mean: Total of the gradients, a tree, and its weight.
@@ -54,19 +108,37 @@ class Update:
             staleness: How many updates old the weights of the gradients are, for
                 optimizers that ask (`jaxdp.scale_by_staleness`).
         """
-        gradients = jax.tree.map(lambda g: divided(Mean(g, mean.weight)), mean.total)
-        optimizer = optax.with_extra_args_support(self.optimizer)
-        updates, opt_state = optimizer.update(
-            gradients, opt_state, params, staleness=jnp.asarray(staleness, jnp.int32)
-        )
-        return optax.apply_updates(params, updates), opt_state
+        return self._optimized(self.gradients(mean), params, opt_state, staleness)
 
-    def results(self, mean: Contribution) -> PyTree:
+    def gradients(self, mean: Mean) -> PyTree:
+        """Divides by the weight and by the loss scale."""
+
+        def divide(total):
+            gradient = divided(Mean(total, mean.weight))
+            if self.loss_scale is None:
+                return gradient
+            return gradient / self.loss_scale.astype(gradient.dtype)
+
+        return jax.tree.map(divide, mean.total)
+
+    def _optimized(
+        self, gradients: PyTree, params: PyTree, opt_state: PyTree, staleness: Any = 0
+    ) -> tuple[PyTree, PyTree]:
+        """Runs the optimizer."""
+        update = optax.with_extra_args_support(self.optimizer).update
+        staleness = jnp.asarray(staleness, jnp.int32)
+        gradients = _filled(gradients, params)
+        updates, new = update(gradients, opt_state, params, staleness=staleness)
+        # A learning rate that is an array may have widened what it met.
+        new = jax.tree.map(_like, new, opt_state)
+        return optax.apply_updates(params, updates), new
+
+    def results(self, mean: Contribution) -> Results:
         """Metrics and model state of an averaged contribution."""
         metrics = {"loss": mean.loss, **mean.metrics}
         metrics = {name: divided(metric) for name, metric in metrics.items()}
         if mean.model_state is None:
-            return metrics, None
+            return Results(metrics, None)
 
         def average(old, new):
             if not isinstance(new, Mean):
@@ -76,7 +148,31 @@ class Update:
                 average = jnp.where(new.weight > 0, average, old)
             return average.astype(old.dtype)  # weights may have widened it
 
-        return metrics, jax.tree.map(average, self.model_state, mean.model_state)
+        return Results(
+            metrics, jax.tree.map(average, self.model_state, mean.model_state)
+        )
+
+
+def where(condition: Any, tree: PyTree, other: PyTree) -> PyTree:
+    """One tree or the other."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), tree, other)
+
+
+def _filled(gradients: PyTree, params: PyTree) -> PyTree:
+    """Gradients, with zeros for those that did not travel."""
+    return jax.tree.map(
+        lambda p, g: jnp.zeros_like(p) if g is None else g, params, gradients
+    )
+
+
+def _like(leaf: Any, old: Any) -> Any:
+    """A leaf in the dtype of another."""
+    return leaf if leaf.dtype == old.dtype else leaf.astype(old.dtype)
+
+
+def stacked(tree: PyTree, sizes: tuple[int, ...]) -> PyTree:
+    """One copy per device: leaves `[*sizes, ...]`."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (*sizes, *x.shape)), tree)
 
 
 class Design(abc.ABC):
@@ -86,6 +182,8 @@ class Design(abc.ABC):
     """
 
     most_axes: ClassVar[int] = 1  # of the mesh
+    prunes: ClassVar[bool] = True  # whether contributions may lack gradients
+    skips: ClassVar[bool] = True  # whether it can skip a step for a loss scale
     max_staleness: int = 0  # gradients that a state may have in flight
 
     @property
@@ -118,6 +216,52 @@ class Design(abc.ABC):
             ValueError: It would train another model there.
         """
         del optimizer, params, sizes
+
+    def buckets(self, contribution: Contribution) -> list[list[int]]:
+        """Which leaves of a contribution travel together, by number, in which order.
+
+        Args:
+            contribution: Arrays, or their shapes and dtypes.
+        """
+        leaves = jax.tree.leaves(contribution)
+        return self.assign(leaves, contribution.ready)
+
+    def assign(self, leaves: Sequence[Any], ready: Sequence[int]) -> list[list[int]]:
+        """Which of some leaves travel together: those of one dtype, unless overridden.
+
+        Args:
+            leaves: Arrays, or their shapes and dtypes.
+            ready: When each is ready, as numbers that sort.
+        """
+        return assign(leaves, None, ready=ready)
+
+    def compiler_options(self, platform: str) -> dict[str, Any]:
+        """Options without which XLA would undo the design."""
+        del platform
+        return {}
+
+    def init_params(self, params: PyTree, sizes: tuple[int, ...]) -> PyTree:
+        """What the train state keeps of the parameters, as global arrays.
+
+        Args:
+            params: The parameters.
+            sizes: Devices on each mesh axis.
+        """
+        del sizes
+        return params
+
+    def params_spec(self, axis_name: AxisName) -> PyTree:
+        """How that lies on the mesh: a prefix tree; replicated, unless overridden."""
+        del axis_name
+        return P()
+
+    def local_params(self, kept: PyTree) -> PyTree:
+        """The parameters that a device's loss sees, inside `shard_map`."""
+        return kept
+
+    def full_params(self, kept: PyTree) -> PyTree:
+        """The parameters, of the global arrays that the train state keeps."""
+        return kept
 
     def init_opt_state(
         self,

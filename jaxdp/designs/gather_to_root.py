@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.collectives import broadcast, reduce
-from jaxdp.designs.base import Design, Updated
+from jaxdp.designs.base import Design, Updated, stacked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +46,7 @@ class GatherToRoot(Design):
 
     def init_opt_state(self, optimizer, params, sizes):
         """Stacks one copy per device; entry `root` is the one that counts."""
-        return jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (*sizes, *leaf.shape)),
-            optimizer.init(params),
-        )
+        return stacked(optimizer.init(params), sizes)
 
     def exchange(self, contribution, params, opt_state, update, axis_name):
         """Reduces to the root, updates there and broadcasts."""

@@ -73,6 +73,8 @@ class ParameterServer(Design):
     policy: Literal["sliding", "window"] = "sliding"
 
     most_axes: ClassVar[int] = 2
+    prunes: ClassVar[bool] = False  # servers cut whole trees into parts
+    skips: ClassVar[bool] = False  # it refuses single pushes instead
 
     @property
     def serving_ranks(self):

@@ -15,7 +15,7 @@ from jax import lax
 from jaxdp import guard, serving
 from jaxdp.buckets import is_summable
 from jaxdp.collectives import all_gather, all_reduce, broadcast, reduce_scatter
-from jaxdp.designs.base import AxisName, PyTree, Update, Updated
+from jaxdp.designs.base import AxisName, PyTree, Results, Update, Updated
 from jaxdp.executor import accumulation_dtype
 from jaxdp.loss import Contribution, Mean, divided
 
@@ -98,7 +98,8 @@ class ServerRound:
             weight = one if leaf.weight is None else leaf.weight
             return Mean(kept(leaf.total), kept(weight))
 
-        gradients, loss, metrics, model_state = contribution
+        gradients, loss = contribution.gradients, contribution.loss
+        metrics, model_state = contribution.metrics, contribution.model_state
         if callable(self.design.aggregate):
             gradients = self._worker_mean(gradients, loss.weight)
         loss, metrics, model_state = jax.tree.map(
@@ -239,9 +240,10 @@ class ServerRound:
             pulled = all_gather(pulled, self.inner)
         return serving.joined(pulled, like)
 
-    def _results(self, rest: Rest, refused: jax.Array) -> tuple[PyTree, jax.Array]:
+    def _results(self, rest: Rest, refused: jax.Array) -> tuple[Results, jax.Array]:
         """Metrics and model state, and the count of refused pushes, by worker."""
         mean = Contribution(None, rest.loss, rest.metrics, rest.model_state)
-        metrics, model_state = self.update.results(mean)
+        results = self.update.results(mean)
         now = (rest.refused > 0).astype(jnp.int32)
-        return ({**metrics, "refused_pushes": now}, model_state), refused + now
+        metrics = {**results.metrics, "refused_pushes": now}
+        return results._replace(metrics=metrics), refused + now

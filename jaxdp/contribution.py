@@ -1,0 +1,281 @@
+"""What one replica contributes to a step: the gradient of its rows, loss and metrics.
+
+The gradient is traced once, as a program: it tells when each gradient is ready and
+which are zero whatever the batch (`jaxdp.backward`), and it is what runs, once, or once
+per micro-batch in one `lax.scan`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from jaxdp import guard
+from jaxdp.backward import readiness, zeros
+from jaxdp.buckets import is_key, is_summable
+from jaxdp.data import PaddedBatch
+from jaxdp.executor import accumulation_dtype
+from jaxdp.loss import Contribution, Mean, check_loss, split_loss, with_weight
+from jaxdp.precision import Precision
+
+PyTree = Any
+
+
+class Inputs(NamedTuple):
+    """What a replica's loss is computed from.
+
+    Attributes:
+        params: The parameters that it is differentiated by.
+        batch: Local rows, `[rows, ...]`.
+        rng: Key of this step and replica, or None.
+        model_state: As the step finds it, or None.
+        scale: `[]`, what the loss is multiplied by before differentiation, or None.
+    """
+
+    params: PyTree
+    batch: PyTree
+    rng: Any = None
+    model_state: PyTree = None
+    scale: Any = None
+
+
+class Micro(NamedTuple):
+    """What the rows of one micro-batch give."""
+
+    gradients: PyTree
+    loss: Mean
+    metrics: dict[str, Mean]
+    model_state: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalLoss:
+    """The loss function of a replica, and how it is called.
+
+    Attributes:
+        loss_fn: The user's.
+        precision: What it computes in; None for as it comes.
+        accumulate: Micro-batches per step.
+        policy: What becomes of model states, as for `jaxdp.data_parallel`.
+    """
+
+    loss_fn: Callable[..., Any]
+    precision: Precision | None = None
+    accumulate: int = 1
+    policy: str | None = None
+
+    def __call__(self, given: Inputs) -> tuple[Any, tuple[Mean, dict, PyTree]]:
+        """The total to differentiate; the loss, metrics, and next model state."""
+        params, batch, arguments = given.params, given.batch, {}
+        if given.rng is not None:
+            arguments["rng"] = given.rng
+        if given.model_state is not None:
+            arguments["model_state"] = given.model_state
+        if isinstance(batch, PaddedBatch):
+            arguments["mask"], batch = batch.mask, batch.batch
+        if self.precision is not None:
+            params = self.precision.to_compute(params)
+            if self.precision.cast_batch:
+                batch = self.precision.to_compute(batch)
+        loss, aux = split_loss(self.loss_fn(params, batch, **arguments))
+        check_loss(loss, aux, arguments)
+        total = loss.total
+        if given.scale is not None:
+            total = total.astype(accumulation_dtype(total.dtype)) * given.scale
+        metrics = (aux.metrics or {}).items()
+        metrics = {name: with_weight(loss, value) for name, value in metrics}
+        return total, (loss, metrics, aux.model_state)
+
+    def contribution(
+        self, given: Inputs, needed: Sequence[bool]
+    ) -> tuple[Contribution, PyTree]:
+        """The contribution of all local rows, and the model state after them.
+
+        Args:
+            given: The local rows, and what else the loss needs.
+            needed: For each parameter, whether anything depends on its gradient.
+
+        Returns:
+            The contribution; and the next model state, None if loss_fn returned none.
+
+        Raises:
+            ValueError: Rows that micro-batches do not divide.
+        """
+        slices = self.slices(given.batch)
+        first = given._replace(batch=jax.tree.map(lambda x: x[0], slices))
+        traced = _Traced.of(self._micro, first, needed)
+        if self.accumulate == 1:
+            result = traced(first)
+            new = self._kept(result, given.model_state)
+        else:
+            result = self._accumulated(traced, given, slices)
+            new = result.model_state
+        new = self._marked(new)
+        contribution = Contribution(
+            guard.mark(result.gradients),
+            result.loss,
+            result.metrics,
+            self._pairs(functools.partial(with_weight, result.loss), new, new),
+        )
+        at = traced.ready
+        pairs = self._pairs(lambda t: Mean(t, at.loss.weight), at.model_state, new)
+        ready = jax.tree.leaves((at.gradients, at.loss, at.metrics, pairs))
+        return dataclasses.replace(contribution, ready=tuple(ready)), new
+
+    def slices(self, batch: PyTree) -> PyTree:
+        """Micro-batches: leaves `[rows, ...]` become `[accumulate, rows / k, ...]`."""
+        rows = jax.tree.leaves(batch)[0].shape[0]
+        if rows % self.accumulate:
+            raise ValueError(indivisible(rows, self.accumulate))
+        size = rows // self.accumulate
+        return jax.tree.map(
+            lambda x: x.reshape(self.accumulate, size, *x.shape[1:]), batch
+        )
+
+    def _micro(self, given: Inputs) -> Micro:
+        """One micro-batch."""
+
+        def loss(params):
+            return self(given._replace(params=params))
+
+        (_, rest), gradients = jax.value_and_grad(loss, has_aux=True)(given.params)
+        return Micro(gradients, *rest)
+
+    def _accumulated(self, traced: "_Traced", given: Inputs, slices: PyTree) -> Micro:
+        """All micro-batches, one after the other."""
+
+        def add(carry, numbered):
+            (sums, model_state), (i, batch) = carry, numbered
+            rng = None if given.rng is None else jax.random.fold_in(given.rng, i)
+            micro = traced(
+                given._replace(batch=batch, rng=rng, model_state=model_state)
+            )
+            sums = jax.tree.map(
+                lambda total, x: total + x.astype(total.dtype), sums, micro[:3]
+            )
+            kept = self._kept(micro, model_state)
+            return (sums, model_state if kept is None else kept), None
+
+        start = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, accumulation_dtype(x.dtype)), traced.shapes[:3]
+        )
+        numbered = (jnp.arange(self.accumulate), slices)
+        (sums, model_state), _ = lax.scan(add, (start, given.model_state), numbered)
+        return self._mean_of(sums, model_state, traced.shapes)
+
+    def _mean_of(self, sums: tuple, model_state: PyTree, like: Micro) -> Micro:
+        """Sums over micro-batches; the mean of what carries no weight."""
+        gradients, loss, metrics = sums
+        count = self.accumulate if loss.weight is None else 1
+
+        def mean(pair):
+            return pair if pair.weight is not None else Mean(pair.total / count, None)
+
+        result = Micro(
+            jax.tree.map(lambda x: x / count, gradients),
+            *jax.tree.map(mean, (loss, metrics), is_leaf=lambda x: isinstance(x, Mean)),
+            model_state=None,
+        )
+        result = jax.tree.map(
+            lambda x, shape: x.astype(shape.dtype),
+            result,
+            like._replace(model_state=None),
+        )
+        if like.model_state is None:
+            return result
+        return result._replace(model_state=model_state)
+
+    def _kept(self, micro: Micro, old: PyTree) -> PyTree:
+        """The next model state; the old one after rows that are all padding."""
+        if micro.model_state is None:
+            return None
+        weight = micro.loss.weight if self.policy is not None else None
+
+        def keep(new, old):
+            new = new if is_key(new) else jnp.asarray(new, old.dtype)
+            averaged = self.policy == "mean" and not is_summable(new)
+            if weight is None or averaged:
+                return new
+            return jnp.where(weight > 0, new, old)
+
+        return jax.tree.map(keep, micro.model_state, old)
+
+    def _marked(self, model_state: PyTree) -> PyTree:
+        """States which leaves must be the same on all replicas."""
+        averages = self.policy == "mean"
+
+        def mark(path, leaf):
+            if self.policy in ("broadcast", "per_replica"):
+                return leaf
+            if averages and is_summable(leaf):
+                return leaf
+            name = f"model_state{jax.tree_util.keystr(path)}"
+            return guard.mark_alike(leaf, name, averages)
+
+        return jax.tree_util.tree_map_with_path(mark, model_state)
+
+    def _pairs(self, pair: Callable, tree: PyTree, like: PyTree) -> PyTree:
+        """What of a model state is averaged, as pairs; None if nothing is."""
+        if self.policy != "mean":
+            return None
+        return jax.tree.map(
+            lambda x, leaf: pair(x) if is_summable(leaf) else x, tree, like
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Traced:
+    """The program of one micro-batch.
+
+    Attributes:
+        program: From the leaves of `Inputs` to those of `shapes` before pruning.
+        results: The structure of its results.
+        shapes: Shapes of what a call returns.
+        ready: When each of that is ready.
+    """
+
+    program: ClosedJaxpr
+    results: Any
+    shapes: Micro
+    ready: Micro
+    keep: tuple[bool, ...]
+
+    @classmethod
+    def of(
+        cls, micro: Callable[[Inputs], Micro], given: Inputs, needed: Sequence[bool]
+    ) -> "_Traced":
+        """Traces it, and leaves out gradients that are zero or not needed."""
+        program, shapes = jax.make_jaxpr(micro, return_shape=True)(given)
+        results = jax.tree.structure(shapes)
+        zero = zeros(program)[: len(needed)]
+        keep = tuple(n and not z for n, z in zip(needed, zero, strict=True))
+        times = results.unflatten(readiness(program))
+        return cls(program, results, _pruned(shapes, keep), _pruned(times, keep), keep)
+
+    def __call__(self, given: Inputs) -> Micro:
+        """Runs it."""
+        found = jaxpr_as_fun(self.program)(*jax.tree.leaves(given))
+        return _pruned(self.results.unflatten(found), self.keep)
+
+
+def _pruned(micro: Micro, keep: Sequence[bool]) -> Micro:
+    """Without the gradients that need not travel."""
+    leaves, structure = jax.tree.flatten(micro.gradients)
+    kept = [x if k else None for x, k in zip(leaves, keep, strict=True)]
+    return micro._replace(gradients=structure.unflatten(kept))
+
+
+def indivisible(rows: int, accumulate: int) -> str:
+    """The message for rows that micro-batches do not divide."""
+    whole, rest = divmod(rows, accumulate)
+    return (
+        f"data_parallel got accumulate={accumulate} and a batch of {rows} rows per "
+        f"device. Micro-batches are equal slices of them, and {rows} = {accumulate} x "
+        f"{whole} + {rest}. Choose a divisor of {rows}, or pad with jaxdp.shard_batch("
+        f"batch, mesh, remainder='pad', accumulate={accumulate})."
+    )

@@ -1,0 +1,308 @@
+"""The compiled programs of one training: made, proven, and called.
+
+Why `check_vma=False`: the body runs any loss function, and those with a scan or a
+custom derivative are often refused by the replication types though they are right. In
+exchange `jaxdp.guard` proves on the traced program that gradients are summed exactly
+once and that parameters end equal everywhere; the tests compare all replicas bit for
+bit.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxdp import guard
+from jaxdp.backward import read_gradients
+from jaxdp.buckets import Buckets
+from jaxdp.data import shard_batch, with_servers
+from jaxdp.designs import Design
+from jaxdp.designs.base import stacked
+from jaxdp.loss import Contribution, Mean
+from jaxdp.mesh import without_mesh, worker_mesh
+from jaxdp.precision import check_not_failed
+from jaxdp.replica import Replica
+from jaxdp.state import (
+    TrainState,
+    check_opt_state,
+    check_params,
+    check_state,
+    own_copy,
+)
+
+PyTree = Any
+
+
+class Trainer:
+    """The functions of one training program, and what they share."""
+
+    def __init__(self, replica: Replica, mesh: Mesh):
+        """Makes them; nothing compiles before it is called."""
+        self.replica = replica
+        self.mesh = mesh
+        self.replicated = NamedSharding(mesh, P())
+        design, axis_name = replica.design, replica.axis_name
+        per_replica = replica.loss.policy == "per_replica"
+        spec = TrainState(
+            step=P(),
+            params=design.params_spec(axis_name),
+            opt_state=design.opt_state_spec(axis_name),
+            rng=P(),
+            model_state=P(axis_name) if per_replica else P(),
+            loss_scale=P(),
+            design=design,
+        )
+        self.specs = (spec, P(axis_name))
+        self.worker_mesh = worker_mesh(mesh, design.serving_ranks)
+        sharding = jax.tree.map(
+            lambda part: NamedSharding(mesh, part),
+            spec,
+            is_leaf=lambda part: isinstance(part, P),
+        )
+        self.jitted_init = jax.jit(self._init, out_shardings=sharding)
+        platform = mesh.devices.flat[0].platform
+        self.jitted_step = jax.jit(
+            self._step,
+            donate_argnums=0,
+            in_shardings=(sharding, NamedSharding(mesh, P(axis_name))),
+            out_shardings=(sharding, self.replicated),
+            compiler_options=design.compiler_options(platform) or None,
+        )
+        self.jitted_flush = jax.jit(
+            self._flush,
+            donate_argnums=0,
+            in_shardings=(sharding,),
+            out_shardings=sharding,
+        )
+        self.jitted_params = jax.jit(
+            lambda kept: jax.tree.map(jnp.copy, design.full_params(kept)),
+            out_shardings=self.replicated,
+        )
+
+    def init(
+        self,
+        params: PyTree,
+        *,
+        rng: jax.Array | None = None,
+        model_state: PyTree = None,
+    ) -> TrainState:
+        """The state before the first step."""
+        check_params(params, "train.init")
+        design, sizes = self.replica.design, self.mesh.devices.shape
+        without_mesh(design.check_training)(self.replica.optimizer, params, sizes)
+        # Moves arrays from other devices or meshes; the copy in `_init` unties them.
+        given = jax.device_put((params, rng, model_state), self.replicated)
+        return without_mesh(self.jitted_init)(*given)
+
+    def step(self, state: TrainState, batch: PyTree) -> tuple[TrainState, dict]:
+        """One optimizer update."""
+        self._check(state, "step")
+        return without_mesh(self.jitted_step)(state, self._placed(batch))
+
+    def params(self, state: TrainState) -> PyTree:
+        """A copy of the parameters, which later steps do not donate."""
+        self._check(state, "params", wait=True)
+        if self.specs[0].params == P():
+            return jax.tree.map(jnp.copy, state.params)
+        return without_mesh(self.jitted_params)(state.params)
+
+    def model_state(self, state: TrainState) -> PyTree:
+        """A copy of the model state that survives."""
+        self._check(state, "model_state")
+        if self.specs[0].model_state == P():
+            return jax.tree.map(jnp.copy, state.model_state)
+        first = self.replica.design.serving_ranks * (
+            self.mesh.size // len(self.mesh.devices)
+        )
+        return jax.tree.map(lambda leaf: leaf[first], state.model_state)
+
+    def buckets(self, params: PyTree, batch: PyTree = None) -> Buckets:
+        """Which gradients travel together."""
+        state = params
+        if not isinstance(state, TrainState):
+            check_params(params, "train.buckets")
+            state = jax.eval_shape(self.jitted_init, params, None, None)
+        design = self.replica.design
+        if batch is not None:
+            contribution = self._contribution(state, batch)
+        else:
+            full = jax.eval_shape(design.full_params, state.params)
+            contribution = self._gradients_only(full)
+        return Buckets.of(design.buckets(contribution), _named(contribution))
+
+    def _gradients_only(self, params: PyTree) -> Contribution:
+        """Shapes of the gradients that travel, as if the last were ready first."""
+        leaves, structure = jax.tree.flatten(params)
+        read = [True] * len(leaves)
+        if self.replica.design.prunes:
+            read = read_gradients(self.replica.optimizer, params)
+        kept = [leaf if r else None for leaf, r in zip(leaves, read, strict=True)]
+        ready = tuple(range(sum(read), 0, -1))
+        return Contribution(
+            structure.unflatten(kept), Mean(None, None), {}, None, ready
+        )
+
+    def _contribution(self, state: TrainState, batch: PyTree) -> Contribution:
+        """Shapes of what a replica contributes to a step."""
+        body = self._on_replicas(self.replica.contribution, P())
+        return without_mesh(jax.eval_shape)(body, state, self._batch(batch))
+
+    def flush(self, state: TrainState) -> TrainState:
+        """Applies the gradients still in flight."""
+        self._check(state, "flush")
+        if not self.replica.design.max_staleness:
+            return state
+        return without_mesh(self.jitted_flush)(state)
+
+    def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
+        """The step's program."""
+        self._check(state, "lower")
+        return without_mesh(self.jitted_step.lower)(state, self._batch(batch))
+
+    def _check(self, state: TrainState, caller: str, wait: bool = False) -> None:
+        """Refuses a state of another program, or one whose loss scale has failed.
+
+        The loss scale is looked at when it is there, unless `wait`: a step must not
+        wait for the step before it.
+        """
+        check_state(state, self.replica.design, self.replicated, caller)
+        if state.loss_scale is None:
+            return
+        is_ready = getattr(state.loss_scale.failed_step, "is_ready", lambda: True)
+        if wait or is_ready():
+            names = [name for name, _ in _named(state.params, "params")]
+            check_not_failed(state.loss_scale, names, f"train.{caller}")
+
+    def _init(self, params, rng, model_state) -> TrainState:
+        """The state of copies of what was given."""
+        params, rng, model_state = own_copy((params, rng, model_state))
+        design, sizes = self.replica.design, self.mesh.devices.shape
+        precision = self.replica.loss.precision
+        if precision is not None:
+            params = precision.to_params(params)
+        opt_state = design.init_opt_state(self.replica.optimizer, params, sizes)
+        if self.specs[0].model_state != P():
+            model_state = stacked(model_state, (self.mesh.size,))
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=design.init_params(params, sizes),
+            opt_state=opt_state,
+            rng=rng,
+            model_state=model_state,
+            loss_scale=precision.initial() if precision else None,
+            design=design,
+        )
+
+    def _step(self, state: TrainState, batch: PyTree) -> tuple[TrainState, dict]:
+        """The global program: traced, proven, then inlined."""
+        full = jax.eval_shape(self.replica.design.full_params, state.params)
+        fresh = jax.eval_shape(self.jitted_init, full, state.rng, None)
+        check_opt_state(state.opt_state, fresh.opt_state)
+        step = self._on_replicas(self.replica.step, (self.specs[0], P()))
+        program, shapes = jax.make_jaxpr(step, return_shape=True)(state, batch)
+        self._prove(program, shapes, state, batch)
+        results = jaxpr_as_fun(program)(*jax.tree.leaves((state, batch)))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    def _flush(self, state: TrainState) -> TrainState:
+        """The global program of a flush."""
+        spec = self.specs[0]
+        return self._on_replicas(self.replica.flush, spec, (spec,))(state)
+
+    def _batch(self, batch: PyTree) -> PyTree:
+        """The batch on the devices, or the shapes that it would have there."""
+        leaves = jax.tree.leaves(batch)
+        abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+        return self._described(batch) if abstract else self._placed(batch)
+
+    def _placed(self, batch: PyTree) -> PyTree:
+        """The batch on the devices: no rows where a device only serves."""
+        batch = shard_batch(batch, self.worker_mesh, axis_name=self.mesh.axis_names)
+        if self.worker_mesh is self.mesh:
+            return batch
+        return with_servers(batch, self.mesh, self.replica.design.serving_ranks)
+
+    def _described(self, batch: PyTree) -> PyTree:
+        """An abstract batch with rows for all devices, as `_placed` makes it."""
+        if self.worker_mesh is self.mesh:
+            return batch
+
+        def extend(leaf):
+            rows = leaf.shape[0] // self.worker_mesh.size * self.mesh.size
+            return jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype)
+
+        return jax.tree.map(extend, batch)
+
+    def _on_replicas(
+        self, body: Callable, out_specs: Any, in_specs: Any = None
+    ) -> Callable:
+        """Runs `body(state, batch)` on every device."""
+        return jax.shard_map(
+            body,
+            mesh=self.mesh,
+            in_specs=in_specs or self.specs,
+            out_specs=out_specs,
+            check_vma=False,  # see the module docstring
+        )
+
+    def _prove(
+        self, program: ClosedJaxpr, outputs: PyTree, state: TrainState, batch: PyTree
+    ) -> None:
+        """Proves that the program sums its gradients exactly once, over each axis."""
+        (new, metrics) = jax.tree_util.tree_map_with_path(
+            lambda path, _: jax.tree_util.keystr(path[1:]).lstrip("."), outputs
+        )
+        new = jax.tree.map(  # devices may hold different parts of it
+            lambda spec, names: jax.tree.map(lambda n: n if spec == P() else "", names),
+            *(self.specs[0], new),
+            is_leaf=lambda spec: isinstance(spec, P),
+        )
+        metrics = jax.tree.map(lambda name: f"metrics{name}", metrics)
+        names = [name or None for name in jax.tree.leaves((new, metrics))]
+
+        @functools.cache
+        def loss() -> ClosedJaxpr:
+            return jax.make_jaxpr(self._on_replicas(self.replica.total, P()))(
+                state, batch
+            )
+
+        for axis_name in self.mesh.axis_names:
+            if self.replica.design.serving_ranks:
+                check_alone(loss(), axis_name, self.replica.design)
+            guard.check_summed_once(
+                program,
+                axis_name,
+                names,
+                lambda axis_name=axis_name: guard.sums_over(loss(), axis_name),
+            )
+
+
+def _named(tree: PyTree, root: str = "") -> list[tuple[str, Any]]:
+    """Leaves with their names; gradients are called as their parameters."""
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    names = [f"{root}{jax.tree_util.keystr(path)}".lstrip(".") for path, _ in named]
+    return [
+        (name.replace("gradients", "params", 1), leaf)
+        for name, (_, leaf) in zip(names, named, strict=True)
+    ]
+
+
+def check_alone(loss: ClosedJaxpr, axis_name: str, design: Design) -> None:
+    """Refuses a loss in which workers wait for devices that compute none.
+
+    Raises:
+        ValueError: The loss communicates.
+    """
+    if guard.talks_over(loss, axis_name):
+        raise ValueError(
+            f"data_parallel got a loss_fn that communicates over axis {axis_name!r}, "
+            f"and a design whose first {design.serving_ranks} rank(s) only serve: they "
+            "compute no loss, so the others would wait for ever. Remove the collective "
+            "from loss_fn (axis_name= of BatchNorm is one), or let the servers work "
+            "with dedicated=False."
+        )
