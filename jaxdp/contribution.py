@@ -75,7 +75,8 @@ class LocalLoss:
         if given.rng is not None:
             arguments["rng"] = given.rng
         if given.model_state is not None:
-            arguments["model_state"] = given.model_state
+            # Rebuilt, since an nnx.State can only be changed in the trace it is made in.
+            arguments["model_state"] = jax.tree.map(lambda x: x, given.model_state)
         if isinstance(batch, PaddedBatch):
             arguments["mask"], batch = batch.mask, batch.batch
         if self.precision is not None:

@@ -161,6 +161,22 @@ class Precision:
         )
 
 
+def unscaled(gradients: PyTree, scale: jax.Array | None) -> PyTree:
+    """Divides gradients by the scale of their loss, in float32 or wider.
+
+    Every replica divides its own, before they are summed: so sums cannot overflow
+    because of the scale, and replicas with other scales would still agree.
+    """
+    if scale is None:
+        return gradients
+
+    def divide(leaf):
+        wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        return (wide / scale).astype(leaf.dtype)
+
+    return jax.tree.map(divide, gradients)
+
+
 def next_loss_scale(
     precision: Precision, state: LossScale, nonfinite_leaf: jax.Array, step: jax.Array
 ) -> LossScale:

@@ -22,7 +22,9 @@ DESIGNS: dict[str, Callable[[int], jaxdp.Design]] = {
     "root-last": lambda devices: jaxdp.GatherToRoot(root=devices - 1),
     "ring": lambda devices: jaxdp.RingAllReduce(),
     "ring-buckets": lambda devices: jaxdp.RingAllReduce(bucket_cap_mb=64 / 2**20),
+    "all-reduce-star": lambda devices: jaxdp.AllReduce("star", overlap=False),
     "native": lambda devices: jaxdp.NativeAllReduce(),
+    "native-buckets": lambda devices: jaxdp.NativeAllReduce(bucket_cap_mb=64 / 2**20),
     "servers": lambda devices: jaxdp.ParameterServer(servers=min(2, devices)),
     "servers-worker": lambda devices: jaxdp.ParameterServer(
         servers=devices, update_on="worker"
@@ -109,13 +111,16 @@ def one_step(
     *,
     devices: int = 2,
     optimizer: optax.GradientTransformation | None = None,
-    **init: Any,
+    init: dict[str, Any] | None = None,
+    **options: Any,
 ) -> tuple[PyTree, dict[str, Any]]:
     """Parameters and metrics after one step; by default of `params - gradient`."""
     mesh = jaxdp.data_mesh(devices)
     design = design if isinstance(design, jaxdp.Design) else design(devices)
-    train = jaxdp.data_parallel(loss_fn, optimizer or optax.sgd(1.0), mesh, design)
-    state, metrics = train.step(train.init(params, **init), batch)
+    train = jaxdp.data_parallel(
+        loss_fn, optimizer or optax.sgd(1.0), mesh, design, **options
+    )
+    state, metrics = train.step(train.init(params, **(init or {})), batch)
     return train.params(state), metrics
 
 

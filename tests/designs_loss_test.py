@@ -120,7 +120,9 @@ def test_model_state_is_averaged(design):
         new["count"] = model_state["count"] + 1
         return jaxdp.Mean(rows * w, rows), jaxdp.Aux(model_state=new)
 
-    train = jaxdp.data_parallel(loss_fn, optax.sgd(1.0), jaxdp.data_mesh(2), design(2))
+    train = jaxdp.data_parallel(
+        loss_fn, optax.sgd(1.0), jaxdp.data_mesh(2), design(2), model_state="mean"
+    )
     state = train.init(
         np.float32(1),
         model_state={
@@ -189,5 +191,6 @@ def test_integer_model_state_that_differs_between_replicas_is_refused(design):
             loss_fn,
             np.float32(1),
             np.ones(2, "f"),
-            model_state={"seen": 0},
+            init={"model_state": {"seen": 0}},
+            model_state="mean",
         )

@@ -17,7 +17,7 @@ from tests.contract import BATCHES, DESIGNS, PARAMS
 # (an empty leaf and None send nothing), and the loss.
 LEAVES = [3 * 4, 15 * 4, 21 * 4, 4]
 LOSS = 4
-BUCKETS = [[12], [60], [84], [4, LOSS]]  # of at most 64 bytes
+BUCKETS = [[LOSS], [84], [4, 12], [60]]  # of at most 64 bytes, in order of use
 
 
 @functools.cache

@@ -19,10 +19,10 @@ BOUND = 2e-6  # as in tests/designs_test.py
 Server = jaxdp.ParameterServer
 
 
-def train_with(design, mesh, optimizer=None, loss_fn=contract.loss_fn):
+def train_with(design, mesh, optimizer=None, loss_fn=contract.loss_fn, **options):
     mesh = jaxdp.data_mesh(mesh) if isinstance(mesh, int) else mesh
     optimizer = optimizer or optax.adam(0.01)
-    return jaxdp.data_parallel(loss_fn, optimizer, mesh, design)
+    return jaxdp.data_parallel(loss_fn, optimizer, mesh, design, **options)
 
 
 @functools.cache
@@ -141,7 +141,8 @@ def test_counters_of_a_model_state_reach_dedicated_servers():
         state = {"count": model_state["count"] + 1, "mean": jnp.mean(x)}
         return jnp.mean(w * x), jaxdp.Aux({"top": jnp.max(x)}, state)
 
-    train = train_with(Server(2, dedicated=True), 4, optax.sgd(1.0), loss_fn)
+    design = Server(2, dedicated=True)
+    train = train_with(design, 4, optax.sgd(1.0), loss_fn, model_state="mean")
     given = {"count": jnp.int32(4), "mean": jnp.float32(0)}
     state = train.init(np.float32(0), model_state=given)
     for _ in range(2):
@@ -196,7 +197,7 @@ def test_a_push_that_is_not_finite_is_refused(update_on, max_staleness, bad):
 @pytest.mark.parametrize("update_on", ["server", "worker"])
 def test_a_step_in_which_all_are_refused_changes_nothing(update_on, max_staleness):
     design = Server(update_on=update_on, max_staleness=max_staleness)
-    train = train_with(design, 2, optax.adam(0.1), poisoned)
+    train = train_with(design, 2, optax.adam(0.1), poisoned, model_state="mean")
     state = train.init(np.float32(3), model_state=np.float32(0.5))
     before = jax.tree.map(np.asarray, (state.params, state.opt_state.opt_state))
     state, metrics = train.step(state, np.array([np.nan, np.nan], "f"))

@@ -8,9 +8,12 @@ to the distance, makes the error twice as large but zero on average (Alistarh et
 """
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxdp.compression.quantized import Quantized
@@ -47,42 +50,65 @@ class Int8(Quantized):
                 "must be at least 1. Use 256, the default: scales add 4 / 256 = 1.6 %."
             )
 
-    def encode(self, rows, key):
-        """Per row the integers, then the bytes of the scales."""
-        blocks = self._blocks(rows)
+    def encode(self, rows, lengths, keys):
+        """Per row the integers of all leaves, then the bytes of their scales."""
+        blocks = self._blocks(rows, lengths)
         scales = jnp.abs(blocks).max(-1) / LARGEST
         # Where magnitudes are too small to divide by, numbers count as zeros.
         scales = jnp.where(scales < jnp.finfo(scales.dtype).tiny, 0, scales)
         quotients = blocks / jnp.where(scales == 0, jnp.inf, scales)[..., None]
         if self.stochastic:
-            integers = jnp.floor(quotients + _dice(key, quotients))
+            integers = jnp.floor(quotients + self._dice(quotients, lengths, keys))
         else:
             integers = jnp.round(quotients)
         integers = jnp.clip(integers, -LARGEST, LARGEST).astype(jnp.int8)
-        integers = integers.reshape(len(rows), -1)[:, : rows.shape[1]]
         bits = lax.bitcast_convert_type(scales, jnp.int8).reshape(len(rows), -1)
-        return jnp.concatenate([integers, bits], axis=1)
+        return jnp.concatenate([self._rows(integers, lengths), bits], axis=1)
 
-    def decode(self, encoded, length, dtype):
+    def decode(self, encoded, lengths, dtype):
         """Integers times their scales; a scale of NaN or infinity makes them such."""
-        blocks = self._blocks(encoded[:, :length].astype(dtype))
-        bits = encoded[:, length:].reshape(*blocks.shape[:2], dtype.itemsize)
+        integers = encoded[:, : sum(lengths)].astype(dtype)
+        blocks = self._blocks(integers, lengths)
+        bits = encoded[:, sum(lengths) :].reshape(*blocks.shape[:2], dtype.itemsize)
         scales = lax.bitcast_convert_type(bits, dtype)
-        return (blocks * scales[..., None]).reshape(len(encoded), -1)[:, :length]
+        return self._rows(blocks * scales[..., None], lengths)
 
-    def _blocks(self, rows: jax.Array) -> jax.Array:
-        """`[rows, length]` as `[rows, blocks, block]`, padded with zeros."""
-        length = rows.shape[1]
-        block = min(self.block, max(length, 1))
-        padded = jnp.pad(rows, ((0, 0), (0, -length % block)))
-        return padded.reshape(len(rows), padded.shape[1] // block, block)
+    def _counts(self, lengths: Sequence[int]) -> list[int]:
+        """How many blocks each leaf has."""
+        return [math.ceil(length / self.block) for length in lengths]
 
+    def _blocks(self, rows: jax.Array, lengths: Sequence[int]) -> jax.Array:
+        """`[rows, sum(lengths)]` as `[rows, blocks, block]`, leaves padded to whole."""
+        leaves = jnp.split(rows, np.cumsum(lengths)[:-1], axis=1)
+        padding = [-length % self.block for length in lengths]
+        padded = [
+            jnp.pad(leaf, ((0, 0), (0, missing)))
+            for leaf, missing in zip(leaves, padding, strict=True)
+        ]
+        shape = len(rows), sum(self._counts(lengths)), self.block
+        return jnp.concatenate(padded, axis=1).reshape(shape)
 
-def _dice(key: jax.Array, like: jax.Array) -> jax.Array:
-    """Uniform in [0, 1).
+    def _rows(self, blocks: jax.Array, lengths: Sequence[int]) -> jax.Array:
+        """Undoes `_blocks`."""
+        flat = blocks.reshape(len(blocks), -1)
+        starts = self.block * np.cumsum([0, *self._counts(lengths)])
+        pairs = zip(starts, lengths, strict=False)
+        cut = [flat[:, start : start + length] for start, length in pairs]
+        return jnp.concatenate(cut, axis=1)
 
-    By XLA's own generator: Threefry would take a second per leaf to compile.
-    """
-    data = jnp.tile(jax.random.key_data(key), 2)  # four words instead of two
-    fast = jax.random.wrap_key_data(data, impl="rbg")
-    return jax.random.uniform(fast, like.shape, like.dtype)
+    def _dice(
+        self, blocks: jax.Array, lengths: Sequence[int], keys: jax.Array
+    ) -> jax.Array:
+        """Uniform in [0, 1), by leaf and block.
+
+        All in one call: XLA would take a second to compile the draw of each leaf.
+        """
+        counts = self._counts(lengths)
+        leaf = np.repeat(np.arange(len(counts)), counts)
+        number = np.concatenate([np.arange(count) for count in counts])
+
+        def draw(key, number):
+            key = jax.random.fold_in(key, number)
+            return jax.random.uniform(key, blocks[:, 0].shape, blocks.dtype)
+
+        return jax.vmap(draw, out_axes=1)(keys[leaf], number)

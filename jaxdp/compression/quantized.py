@@ -19,6 +19,7 @@ import abc
 import dataclasses
 import functools
 import operator
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -26,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxdp.compression.base import Compression, Travelled, Wire
+from jaxdp.compression.base import Compression, Travelled
 from jaxdp.executor import accumulation_dtype
 from jaxdp.packing import chunked
 
@@ -49,58 +50,47 @@ class Quantized(Compression):
         return True
 
     @abc.abstractmethod
-    def encode(self, rows: jax.Array, key: jax.Array) -> jax.Array:
-        """Encodes every row for itself.
+    def encode(
+        self, rows: jax.Array, lengths: Sequence[int], keys: jax.Array
+    ) -> jax.Array:
+        """Encodes every row, and in it every leaf, for itself.
 
         Args:
-            rows: `[rows, length]`, float32 or wider. NaN and infinity must come out of
-                `decode` as one of the two; zeros must stay zeros.
-            key: For random rounding.
+            rows: `[rows, sum(lengths)]`, float32 or wider: leaves side by side. NaN and
+                infinity must come out of `decode` as one of the two; zeros must stay.
+            lengths: Of the leaves.
+            keys: One for each leaf, for random rounding.
 
         Returns:
             `[rows, ...]`, of any dtype.
         """
 
     @abc.abstractmethod
-    def decode(self, encoded: jax.Array, length: int, dtype: np.dtype) -> jax.Array:
-        """Undoes it: `[rows, length]` of this dtype."""
+    def decode(
+        self, encoded: jax.Array, lengths: Sequence[int], dtype: np.dtype
+    ) -> jax.Array:
+        """Undoes it: `[rows, sum(lengths)]` of this dtype."""
 
     def mean(self, leaves, states, wire):
         """Averages on the owners; see the module docstring."""
-        rows = [self._rows(leaf, wire.devices) for leaf in leaves]
-
-        def encode(arrays, phase):
-            return list(map(self.encode, arrays, wire.keys(phase)))
-
-        def decode(arrays):
-            pairs = zip(arrays, rows, strict=True)
-            return [self.decode(x, like.shape[1], like.dtype) for x, like in pairs]
-
-        own = encode(rows, 0)
-        sums = map(_sum, decode(wire.to_owners(own)))
-        exact = [x if self.divide == "before" else x / wire.devices for x in sums]
-        exact = wire.aggregated(exact)  # of the part that this rank owns: [1, length]
-        rounded = encode(exact, 1)
-        everywhere = [array[:, 0] for array in wire.gather(rounded)]
-        added = map(operator.sub, decode(rounded), exact)
-        sent = map(functools.partial(self._sent, wire), decode(own), added)
-        return Travelled(
-            list(map(_whole, decode(everywhere), leaves)),
-            list(map(_whole, sent, leaves)),
-            states,
-        )
-
-    def _rows(self, leaf: jax.Array, devices: int) -> jax.Array:
-        """What is sent of a leaf, part by part: `[N, ceil(size / N)]`."""
-        rows = chunked(leaf.astype(accumulation_dtype(leaf.dtype)), devices)
-        return rows / devices if self.divide == "before" else rows
-
-    def _sent(self, wire: Wire, parts: jax.Array, added: jax.Array) -> jax.Array:
-        """What the parts have contributed; `added` by the owner's rounding."""
-        if self.divide == "before":
-            parts = parts * wire.devices
-        owned = (jnp.arange(wire.devices) == wire.rank)[:, None]
-        return parts + jnp.where(owned, wire.devices * added, 0)
+        devices, before = wire.devices, self.divide == "before"
+        dtype = accumulation_dtype(leaves[0].dtype)
+        parts = [chunked(leaf.astype(dtype), devices) for leaf in leaves]
+        lengths = [part.shape[1] for part in parts]
+        rows = jnp.concatenate(parts, axis=1)  # row r goes to rank r
+        own = self.encode(rows / devices if before else rows, lengths, wire.keys(0))
+        (arrived,) = wire.to_owners([own])
+        total = _sum(self.decode(arrived, lengths, dtype))
+        (exact,) = wire.aggregated([total if before else total / devices])
+        rounded = self.encode(exact, lengths, wire.keys(1))  # [1, ...]
+        (everywhere,) = wire.gather([rounded])
+        means = self.decode(everywhere[:, 0], lengths, dtype)
+        sent = self.decode(own, lengths, dtype) * (devices if before else 1)
+        added = devices * (self.decode(rounded, lengths, dtype) - exact)
+        owned = (jnp.arange(devices) == wire.rank)[:, None]
+        sent = sent + jnp.where(owned, added, 0)
+        whole = [_unpacked(x, lengths, leaves) for x in (means, sent)]
+        return Travelled(*whole, states)
 
 
 class _Cast(Quantized):
@@ -112,9 +102,9 @@ class _Cast(Quantized):
 
     narrow: ClassVar[Any]
 
-    def encode(self, rows, key):
+    def encode(self, rows, lengths, keys):
         """Rounds to nearest; what is too large becomes infinity."""
-        del key
+        del lengths, keys
         return self._rounded(rows).astype(self.narrow)
 
     def _rounded(self, rows: jax.Array) -> jax.Array:
@@ -122,9 +112,9 @@ class _Cast(Quantized):
         bits = jnp.finfo(self.narrow)
         return lax.reduce_precision(rows, bits.nexp, bits.nmant)
 
-    def decode(self, encoded, length, dtype):
+    def decode(self, encoded, lengths, dtype):
         """Widens."""
-        del length
+        del lengths
         return encoded.astype(dtype)
 
 
@@ -184,6 +174,12 @@ def _sum(parts: jax.Array) -> jax.Array:
     return functools.reduce(operator.add, jnp.split(parts, parts.shape[0]))
 
 
-def _whole(parts: jax.Array, leaf: jax.Array) -> jax.Array:
-    """Puts a leaf together again, without its padding."""
-    return parts.reshape(-1)[: leaf.size].reshape(leaf.shape)
+def _unpacked(
+    rows: jax.Array, lengths: Sequence[int], leaves: list[jax.Array]
+) -> list[jax.Array]:
+    """Takes leaves out of their rows, without their padding."""
+    parts = jnp.split(rows, np.cumsum(lengths)[:-1], axis=1)
+    return [
+        part.reshape(-1)[: leaf.size].reshape(leaf.shape)
+        for part, leaf in zip(parts, leaves, strict=True)
+    ]

@@ -17,13 +17,15 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxdp.buckets import assign
+from jaxdp.buckets import assign, is_summable
 from jaxdp.collectives import Algorithm, all_reduce
 from jaxdp.compression import BucketWire, Compression, exchange
 from jaxdp.designs.base import Design, PyTree, Updated, stacked, where
 from jaxdp.executor import accumulation_dtype
 from jaxdp.loss import Mean
 from jaxdp.primitive import scheduled
+
+GPUS = ("cuda", "gpu", "rocm")  # names of the platform
 
 
 class Compressed(NamedTuple):
@@ -76,9 +78,7 @@ class Bucketed(Design):
 
     def released(self, leaves: list) -> list:
         """The leaves, as early as they may travel: all together without overlap."""
-        if self.overlap or not leaves:
-            return list(leaves)
-        return list(lax.optimization_barrier(leaves))
+        return list(leaves) if self.overlap else _together(leaves)
 
     def _mean(self, leaves: list, axis_name: str) -> list:
         """Averages one bucket."""
@@ -106,6 +106,10 @@ class Compressible(Bucketed):
         rest = self.assign(leaves[count:], ready[count:])
         gradients = self.assign(leaves[:count], ready[:count])
         return [[count + i for i in bucket] for bucket in rest] + gradients
+
+    def compiler_options(self, platform):
+        """Keeps XLA from combining permutes of different buckets."""
+        return rings_apart(platform)
 
     def check_training(self, optimizer, params, sizes):
         """Checks that the parameters can be compressed."""
@@ -282,7 +286,9 @@ class NativeAllReduce(Bucketed):
             return {}
         if platform == "cpu":
             return {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
-        return {"xla_gpu_all_reduce_combine_threshold_bytes": 0}
+        if platform in GPUS:
+            return {"xla_gpu_all_reduce_combine_threshold_bytes": 0}
+        return {}
 
     def _mean(self, leaves, axis_name):
         leaves = [jnp.asarray(leaf) for leaf in leaves]
@@ -292,3 +298,29 @@ class NativeAllReduce(Bucketed):
         mean = (total / devices).astype(dtype)
         parts = jnp.split(mean, np.cumsum([leaf.size for leaf in leaves])[:-1])
         return [p.reshape(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)]
+
+
+def rings_apart(platform: str) -> dict[str, Any]:
+    """Options that keep XLA from combining permutes of different buckets.
+
+    On GPUs it combines small ones between the same devices, and then one bucket waits
+    for the gradients of another.
+    """
+    if platform not in GPUS:
+        return {}
+    return {"xla_gpu_collective_permute_combine_threshold_bytes": 0}
+
+
+def _together(leaves: list) -> list:
+    """The leaves, each of which waits for all of them.
+
+    XLA drops its barriers before it schedules, so this is a dependence on data that is
+    never true: a number above infinity.
+    """
+    leaves = [jnp.asarray(leaf) if is_summable(leaf) else leaf for leaf in leaves]
+    firsts = [leaf.reshape(-1)[0] for leaf in leaves if is_summable(leaf) and leaf.size]
+    if not firsts:
+        return leaves
+    above = [jnp.real(x).astype(jnp.float32) > jnp.inf for x in firsts]
+    impossible = jnp.stack(above).any()
+    return [jnp.where(impossible, 0, x) if is_summable(x) else x for x in leaves]

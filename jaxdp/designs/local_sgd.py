@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdp import guard
 from jaxdp.collectives import all_reduce
-from jaxdp.designs.all_reduce import Bucketed
+from jaxdp.designs.all_reduce import Bucketed, rings_apart
 from jaxdp.designs.base import PyTree, Update, Updated, stacked
 from jaxdp.loss import Contribution, Mean
 
@@ -57,6 +57,10 @@ class LocalSGD(Bucketed):
                     f"LocalSGD got {name}={given}. It is a number of steps, at least "
                     f"{least}. For averages in every step use jaxdp.RingAllReduce."
                 )
+
+    def compiler_options(self, platform):
+        """Keeps XLA from combining permutes of different buckets."""
+        return rings_apart(platform)
 
     def init_params(self, params, sizes):
         """A copy for every device."""
