@@ -11,7 +11,7 @@ row is the first one's share at N = 8, for a matrix of 512 x 512:
     compression    bytes                                        error feedback    share
     none, a ring   8 n (N - 1) / N                                                    1
     Bf16, Fp16     4 n (N - 1) / N                              on request          1/2
-    Int8(B)        (2 n + 8 n / B) (N - 1) / N                  yes              1/3.94
+    Int8(B)        (2 n + 4 n / B) (N - 1) / N                  yes              1/3.97
     TopK(ratio)    8 n ratio (N - 1)                            yes            8 ratio
     PowerSGD(r)    8 r (rows + columns) (N - 1) / N             yes              r/256
 """

@@ -72,25 +72,30 @@ class Quantized(Compression):
         """Undoes it: `[rows, sum(lengths)]` of this dtype."""
 
     def mean(self, leaves, states, wire):
-        """Averages on the owners; see the module docstring."""
-        devices, before = wire.devices, self.divide == "before"
+        """Averages on the owners; see the module docstring.
+
+        Products are of few bits, so exact: it makes no difference in which programs
+        XLA takes one together with a sum.
+        """
+        devices = wire.devices
+        shrink = devices if self.divide == "before" else 1
         dtype = accumulation_dtype(leaves[0].dtype)
         parts = [chunked(leaf.astype(dtype), devices) for leaf in leaves]
         lengths = [part.shape[1] for part in parts]
         rows = jnp.concatenate(parts, axis=1)  # row r goes to rank r
-        own = self.encode(rows / devices if before else rows, lengths, wire.keys(0))
+        own = self.encode(rows / shrink, lengths, wire.keys(0))
         (arrived,) = wire.to_owners([own])
-        total = _sum(self.decode(arrived, lengths, dtype))
-        (exact,) = wire.aggregated([total if before else total / devices])
-        rounded = self.encode(exact, lengths, wire.keys(1))  # [1, ...]
+        total = _sum(shrink * self.decode(arrived, lengths, dtype))
+        (total,) = wire.aggregated([total])
+        rounded = self.encode(total / devices, lengths, wire.keys(1))  # [1, ...]
         (everywhere,) = wire.gather([rounded])
         means = self.decode(everywhere[:, 0], lengths, dtype)
-        sent = self.decode(own, lengths, dtype) * (devices if before else 1)
-        added = devices * (self.decode(rounded, lengths, dtype) - exact)
+        added = devices * self.decode(rounded, lengths, dtype) - total
         owned = (jnp.arange(devices) == wire.rank)[:, None]
-        sent = sent + jnp.where(owned, added, 0)
-        whole = [_unpacked(x, lengths, leaves) for x in (means, sent)]
-        return Travelled(*whole, states)
+        sent = shrink * self.decode(own, lengths, dtype) + jnp.where(owned, added, 0)
+        return Travelled(
+            _unpacked(means, lengths, leaves), _unpacked(sent, lengths, leaves), states
+        )
 
 
 class _Cast(Quantized):
