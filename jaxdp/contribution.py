@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from jaxdp import guard
+from jaxdp import guard, model_states
 from jaxdp.backward import readiness, zeros
-from jaxdp.buckets import is_key, is_summable
 from jaxdp.data import PaddedBatch
 from jaxdp.executor import accumulation_dtype
 from jaxdp.loss import Contribution, Mean, check_loss, split_loss, with_weight
@@ -75,7 +74,7 @@ class LocalLoss:
         if given.rng is not None:
             arguments["rng"] = given.rng
         if given.model_state is not None:
-            # Rebuilt, since an nnx.State can only be changed in the trace it is made in.
+            # Rebuilt: an nnx.State can only be changed in the trace that makes it.
             arguments["model_state"] = jax.tree.map(lambda x: x, given.model_state)
         if isinstance(batch, PaddedBatch):
             arguments["mask"], batch = batch.mask, batch.batch
@@ -112,19 +111,23 @@ class LocalLoss:
         traced = _Traced.of(self._micro, first, needed)
         if self.accumulate == 1:
             result = traced(first)
-            new = self._kept(result, given.model_state)
+            new = self._next(result, given.model_state)
         else:
             result = self._accumulated(traced, given, slices)
             new = result.model_state
-        new = self._marked(new)
+        new = model_states.marked(self.policy, new)
         contribution = Contribution(
             guard.mark(result.gradients),
             result.loss,
             result.metrics,
-            self._pairs(functools.partial(with_weight, result.loss), new, new),
+            model_states.pairs(
+                self.policy, functools.partial(with_weight, result.loss), new, new
+            ),
         )
         at = traced.ready
-        pairs = self._pairs(lambda t: Mean(t, at.loss.weight), at.model_state, new)
+        pairs = model_states.pairs(
+            self.policy, lambda time: Mean(time, at.loss.weight), at.model_state, new
+        )
         ready = jax.tree.leaves((at.gradients, at.loss, at.metrics, pairs))
         return dataclasses.replace(contribution, ready=tuple(ready)), new
 
@@ -137,6 +140,13 @@ class LocalLoss:
         return jax.tree.map(
             lambda x: x.reshape(self.accumulate, size, *x.shape[1:]), batch
         )
+
+    def _next(self, micro: Micro, old: PyTree) -> PyTree:
+        """The model state after a micro-batch; None if loss_fn returned none."""
+        if micro.model_state is None:
+            return None
+        weight = micro.loss.weight
+        return model_states.after(self.policy, micro.model_state, old, weight)
 
     def _micro(self, given: Inputs) -> Micro:
         """One micro-batch."""
@@ -159,7 +169,7 @@ class LocalLoss:
             sums = jax.tree.map(
                 lambda total, x: total + x.astype(total.dtype), sums, micro[:3]
             )
-            kept = self._kept(micro, model_state)
+            kept = self._next(micro, model_state)
             return (sums, model_state if kept is None else kept), None
 
         start = jax.tree.map(
@@ -190,43 +200,6 @@ class LocalLoss:
         if like.model_state is None:
             return result
         return result._replace(model_state=model_state)
-
-    def _kept(self, micro: Micro, old: PyTree) -> PyTree:
-        """The next model state; the old one after rows that are all padding."""
-        if micro.model_state is None:
-            return None
-        weight = micro.loss.weight if self.policy is not None else None
-
-        def keep(new, old):
-            new = new if is_key(new) else jnp.asarray(new, old.dtype)
-            averaged = self.policy == "mean" and not is_summable(new)
-            if weight is None or averaged:
-                return new
-            return jnp.where(weight > 0, new, old)
-
-        return jax.tree.map(keep, micro.model_state, old)
-
-    def _marked(self, model_state: PyTree) -> PyTree:
-        """States which leaves must be the same on all replicas."""
-        averages = self.policy == "mean"
-
-        def mark(path, leaf):
-            if self.policy in ("broadcast", "per_replica"):
-                return leaf
-            if averages and is_summable(leaf):
-                return leaf
-            name = f"model_state{jax.tree_util.keystr(path)}"
-            return guard.mark_alike(leaf, name, averages)
-
-        return jax.tree_util.tree_map_with_path(mark, model_state)
-
-    def _pairs(self, pair: Callable, tree: PyTree, like: PyTree) -> PyTree:
-        """What of a model state is averaged, as pairs; None if nothing is."""
-        if self.policy != "mean":
-            return None
-        return jax.tree.map(
-            lambda x, leaf: pair(x) if is_summable(leaf) else x, tree, like
-        )
 
 
 @dataclasses.dataclass(frozen=True)

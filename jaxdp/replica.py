@@ -11,13 +11,14 @@ from jax import lax
 from jaxdp.backward import read_gradients
 from jaxdp.collectives import broadcast
 from jaxdp.contribution import Inputs, LocalLoss
-from jaxdp.designs.base import AxisName, Design, Update, where
+from jaxdp.designs.base import AxisName, Design
+from jaxdp.designs.update import Update
 from jaxdp.loss import Contribution, Mean
 from jaxdp.precision import next_loss_scale
 from jaxdp.state import TrainState
+from jaxdp.trees import where
 
 PyTree = Any
-POLICIES = (None, "mean", "per_replica", "broadcast")  # of model states that differ
 
 
 class Replica(NamedTuple):

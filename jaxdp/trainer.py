@@ -22,7 +22,6 @@ from jaxdp.backward import read_gradients
 from jaxdp.buckets import Buckets
 from jaxdp.data import shard_batch, with_servers
 from jaxdp.designs import Design
-from jaxdp.designs.base import stacked
 from jaxdp.loss import Contribution, Mean
 from jaxdp.mesh import without_mesh, worker_mesh
 from jaxdp.precision import check_not_failed
@@ -34,6 +33,7 @@ from jaxdp.state import (
     check_state,
     own_copy,
 )
+from jaxdp.trees import stacked
 
 PyTree = Any
 

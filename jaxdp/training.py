@@ -17,8 +17,9 @@ from jaxdp.buckets import Buckets
 from jaxdp.contribution import LocalLoss
 from jaxdp.designs import Design, RingAllReduce
 from jaxdp.mesh import auto_mesh
+from jaxdp.model_states import POLICIES
 from jaxdp.precision import Precision
-from jaxdp.replica import POLICIES, Replica
+from jaxdp.replica import Replica
 from jaxdp.state import TrainState
 from jaxdp.trainer import Trainer
 

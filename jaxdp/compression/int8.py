@@ -1,10 +1,10 @@
 """Integers of eight bits, with a scale for every block of numbers.
 
 A block `x` travels as `round(x / scale)`, from -127 to 127, where `scale` is its
-largest magnitude / 127, rounded up to bfloat16. So a block with an outlier costs only its own numbers their
-precision: an error of at most `scale / 2`. Rounding up or down at random, in proportion
-to the distance, makes the error twice as large but zero on average (Alistarh et al.,
-"QSGD", NIPS 2017, section 3.1).
+largest magnitude / 127, rounded up to bfloat16. So a block with an outlier costs only
+its own numbers their precision: an error of at most `scale / 2`. Rounding up or down at
+random, in proportion to the distance, makes the error twice as large but zero on
+average (Alistarh et al., "QSGD", NIPS 2017, section 3.1).
 """
 
 import dataclasses

@@ -17,7 +17,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.collectives import broadcast, reduce
-from jaxdp.designs.base import Design, Updated, stacked
+from jaxdp.designs.base import Design
+from jaxdp.designs.update import Updated
+from jaxdp.trees import stacked
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,9 +17,11 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdp import guard
 from jaxdp.collectives import all_reduce
-from jaxdp.designs.all_reduce import Bucketed, rings_apart
-from jaxdp.designs.base import PyTree, Update, Updated, stacked
+from jaxdp.designs.base import PyTree
+from jaxdp.designs.bucketed import Bucketed, rings_apart
+from jaxdp.designs.update import Update, Updated
 from jaxdp.loss import Contribution, Mean
+from jaxdp.trees import stacked
 
 
 @dataclasses.dataclass(frozen=True)

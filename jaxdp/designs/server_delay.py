@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxdp.designs.base import PyTree, Updated
+from jaxdp.designs.base import PyTree
 from jaxdp.designs.server_round import Served, ServerRound
+from jaxdp.designs.update import Updated
 from jaxdp.loss import Contribution, Mean
 
 

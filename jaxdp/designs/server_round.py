@@ -15,7 +15,8 @@ from jax import lax
 from jaxdp import guard, serving
 from jaxdp.buckets import is_summable
 from jaxdp.collectives import all_gather, all_reduce, broadcast, reduce_scatter
-from jaxdp.designs.base import AxisName, PyTree, Results, Update, Updated
+from jaxdp.designs.base import AxisName, PyTree
+from jaxdp.designs.update import Results, Update, Updated
 from jaxdp.executor import accumulation_dtype
 from jaxdp.loss import Contribution, Mean, divided
 

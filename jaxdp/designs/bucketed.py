@@ -1,0 +1,91 @@
+"""Averaging in buckets, as DistributedDataParallel does.
+
+Buckets are flat, of one dtype, and filled in the order in which the backward pass
+finishes gradients; the first one is small. A bucket travels as soon as its gradients
+exist: no data dependence ties it to the rest of the backward pass (Li et al., VLDB
+2020, section 3.2).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.buckets import assign, is_summable
+from jaxdp.designs.base import Design
+
+GPUS = ("cuda", "gpu", "rocm")  # names of the platform
+
+
+class Bucketed(Design):
+    """Base of designs that average in buckets; they have these options."""
+
+    bucket_cap_mb: float | None
+    first_bucket_mb: float | None
+    overlap: bool
+
+    def check(self, devices):
+        """Checks the options."""
+        del devices
+        for name in ("bucket_cap_mb", "first_bucket_mb"):
+            cap = getattr(self, name)
+            if cap is not None and not cap > 0:
+                raise ValueError(
+                    f"{type(self).__name__} got {name}={cap}. It must be larger than 0 "
+                    "MiB. Use 25.0 and 1.0, the defaults, or None: bucket_cap_mb=None "
+                    "packs everything into one bucket, and first_bucket_mb=None lets "
+                    "the first one be as large as the others."
+                )
+
+    def assign(self, leaves, ready):
+        """Buckets in the order in which their last leaf is ready."""
+        return assign(leaves, self.bucket_cap_mb, self.first_bucket_mb, ready)
+
+    def averaged(self, leaves: list, ready: Any, axis_name: str) -> list:
+        """Averages leaves over the replicas, bucket by bucket."""
+        leaves = self.released(leaves)
+        for bucket in self.assign(leaves, ready):
+            mean = self._mean([leaves[i] for i in bucket], axis_name)
+            for i, leaf in zip(bucket, mean, strict=True):
+                leaves[i] = leaf
+        return leaves
+
+    def released(self, leaves: list) -> list:
+        """The leaves, as early as they may travel: all together without overlap."""
+        return list(leaves) if self.overlap else _together(leaves)
+
+    def _mean(self, leaves: list, axis_name: str) -> list:
+        """Averages one bucket."""
+        raise NotImplementedError
+
+    def exchange(self, contribution, params, opt_state, update, axis_name):
+        """Averages bucket by bucket, then updates on every device."""
+        leaves, structure = jax.tree.flatten(contribution)
+        leaves = self.averaged(leaves, contribution.ready, axis_name)
+        return update(jax.tree.unflatten(structure, leaves), params, opt_state)
+
+
+def rings_apart(platform: str) -> dict[str, Any]:
+    """Options that keep XLA from combining permutes of different buckets.
+
+    On GPUs it combines small ones between the same devices, and then one bucket waits
+    for the gradients of another.
+    """
+    if platform not in GPUS:
+        return {}
+    return {"xla_gpu_collective_permute_combine_threshold_bytes": 0}
+
+
+def _together(leaves: list) -> list:
+    """The leaves, each of which waits for all of them.
+
+    XLA drops its barriers before it schedules, so this is a dependence on data that is
+    never true: a number above infinity.
+    """
+    leaves = [jnp.asarray(leaf) if is_summable(leaf) else leaf for leaf in leaves]
+    firsts = [leaf.reshape(-1)[0] for leaf in leaves if is_summable(leaf) and leaf.size]
+    if not firsts:
+        return leaves
+    above = [jnp.real(x).astype(jnp.float32) > jnp.inf for x in firsts]
+    impossible = jnp.stack(above).any()
+    return [jnp.where(impossible, 0, x) if is_summable(x) else x for x in leaves]

@@ -1,0 +1,143 @@
+"""Buckets whose gradients travel compressed, and what a train state keeps for that."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jaxdp.collectives import Algorithm, all_reduce
+from jaxdp.compression import BucketWire, Compression, exchange
+from jaxdp.designs.base import PyTree
+from jaxdp.designs.bucketed import Bucketed, rings_apart
+from jaxdp.designs.update import Updated
+from jaxdp.loss import Mean
+from jaxdp.trees import stacked, where
+
+
+class Compressed(NamedTuple):
+    """What a train state keeps if gradients are compressed.
+
+    Attributes:
+        opt_state: The optimizer state.
+        residuals: What each device has not sent yet, like the parameters with a leading
+            axis `[N]`; None without error feedback.
+        states: What the compression keeps for each parameter, in order.
+    """
+
+    opt_state: PyTree
+    residuals: PyTree
+    states: PyTree
+
+
+class Compressible(Bucketed):
+    """Base of designs whose buckets travel by rounds of our own."""
+
+    compression: Compression | None
+    algorithm: Algorithm
+
+    def buckets(self, contribution):
+        """Compressed gradients travel by themselves."""
+        if self.compression is None:
+            return super().buckets(contribution)
+        count = len(jax.tree.leaves(contribution.gradients))
+        leaves, ready = jax.tree.leaves(contribution), contribution.ready
+        rest = self.assign(leaves[count:], ready[count:])
+        gradients = self.assign(leaves[:count], ready[:count])
+        return [[count + i for i in bucket] for bucket in rest] + gradients
+
+    def compiler_options(self, platform):
+        """Keeps XLA from combining permutes of different buckets."""
+        return rings_apart(platform)
+
+    def check_training(self, optimizer, params, sizes):
+        """Checks that the parameters can be compressed."""
+        del optimizer, sizes
+        if self.compression is not None:
+            self.compression.check(params)
+
+    def init_opt_state(self, optimizer, params, sizes):
+        """Optimizer state, and residuals of zero."""
+        opt_state = optimizer.init(params)
+        if self.compression is None:
+            return opt_state
+        residuals = None
+        if self.compression.error_feedback:
+            residuals = stacked(jax.tree.map(jnp.zeros_like, params), sizes)
+        states = [self.compression.init(leaf) for leaf in jax.tree.leaves(params)]
+        return Compressed(opt_state, residuals, states)
+
+    def opt_state_spec(self, axis_name):
+        """Residuals differ between devices."""
+        if self.compression is None:
+            return P()
+        residuals = P(axis_name) if self.compression.error_feedback else None
+        return Compressed(P(), residuals, P())
+
+    def exchange(self, contribution, params, opt_state, update, axis_name):
+        """Averages bucket by bucket, then updates on every device."""
+        if self.compression is None:
+            return super().exchange(contribution, params, opt_state, update, axis_name)
+        return self._compressed(contribution, params, opt_state, update, axis_name)
+
+    def _mean(self, leaves, axis_name):
+        return all_reduce(leaves, axis_name, self.algorithm, mean=True)
+
+    def _compressed(self, contribution, params, kept, update, axis_name) -> Updated:
+        """Gradients travel compressed; loss, metrics and model state as they are.
+
+        What is compressed is in the unit of the final gradient, so that a residual
+        means the same in steps of another weight or loss scale.
+        """
+        count = len(jax.tree.leaves(contribution.gradients))
+        leaves, structure = jax.tree.flatten(contribution)
+        ready = contribution.ready
+        leaves[count:] = self.averaged(leaves[count:], ready[count:], axis_name)
+        mean = jax.tree.unflatten(structure, leaves)
+        local = update.gradients(Mean(mean.gradients, mean.loss.weight))
+        shape = jax.tree.structure(params)
+        residuals = None
+        if kept.residuals is not None:
+            residuals = [x[0] for x in shape.flatten_up_to(kept.residuals)]
+        parcels = _Parcels(shape.flatten_up_to(local), residuals, [*kept.states])
+        self._exchange(parcels, ready[:count], update.step, axis_name)
+        gradients = shape.unflatten(parcels.gradients)
+        params, opt_state, results = update.with_gradients(
+            gradients, mean, params, kept.opt_state
+        )
+        if parcels.residuals is not None:
+            residuals = shape.unflatten([x[None] for x in parcels.residuals])
+        new = residuals, parcels.states
+        if results.nonfinite is not None:  # a skipped step has sent nothing
+            new = where(results.nonfinite < 0, new, (kept.residuals, kept.states))
+        return Updated(params, Compressed(opt_state, *new), results)
+
+    def _exchange(self, parcels: "_Parcels", ready, step, axis_name) -> None:
+        """Averages the gradients in place, bucket by bucket."""
+        assert self.compression is not None
+        gradients, residuals, states = parcels
+        travelling = [i for i, g in enumerate(gradients) if g is not None]
+        leaves = self.released([gradients[i] for i in travelling])
+        root_key = jax.random.key(0)  # only for rounding
+        for bucket in self.assign(leaves, ready):
+            numbers = [travelling[i] for i in bucket]
+            wire = BucketWire(axis_name, step, root_key, numbers, self.algorithm)
+            means, left, new = exchange(
+                self.compression,
+                [leaves[i] for i in bucket],
+                None if residuals is None else [residuals[i] for i in numbers],
+                [states[i] for i in numbers],
+                wire,
+            )
+            for j, i in enumerate(numbers):
+                gradients[i], states[i] = means[j], new[j]
+                if residuals is not None and left is not None:
+                    residuals[i] = left[j]
+
+
+class _Parcels(NamedTuple):
+    """Gradients, residuals and states by parameter; None for what does not travel."""
+
+    gradients: list
+    residuals: list | None
+    states: list

@@ -1,0 +1,18 @@
+"""Small functions over whole trees of arrays."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+
+
+def where(condition: Any, tree: PyTree, other: PyTree) -> PyTree:
+    """One tree or the other."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), tree, other)
+
+
+def stacked(tree: PyTree, sizes: tuple[int, ...]) -> PyTree:
+    """One copy per device: leaves `[*sizes, ...]`."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (*sizes, *x.shape)), tree)
