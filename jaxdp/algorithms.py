@@ -109,6 +109,33 @@ def star(devices: int, root: int = 0) -> Schedule:
     return reduced.then(star_broadcast(devices, root), name)
 
 
+def recursive_doubling(devices: int) -> Schedule:
+    """Recursive doubling: in round s everybody adds what rank r XOR 2^s has.
+
+    Few rounds of whole buffers: for small ones, where latency is what costs. Both of a
+    pair add the same two numbers, so all end with the same bits. If N is no power of
+    two, the ranks beyond the largest one in it add to the first ranks before, and get
+    the sum after.
+
+    Cost: log2 N rounds, K bytes sent and received in each; floor(log2 N) + 2 if N is no
+    power of two.
+
+    References:
+        Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+        Operations in MPICH", IJHPCA 2005, section 4.4.
+    """
+    power = 1 << (devices.bit_length() - 1)
+    beyond = [(r, r - power) for r in range(power, devices)]
+    steps = [1 << s for s in range(power.bit_length() - 1)]
+    swaps = [[(r, r ^ step) for r in range(power)] for step in steps]
+    rounds = [_whole(pairs, "add") for pairs in ([beyond] if beyond else []) + swaps]
+    if beyond:
+        rounds.append(_whole([(low, high) for high, low in beyond], "replace"))
+    name = f"recursive_doubling({devices})"
+    everywhere = _everywhere(devices, 1)
+    return Schedule(name, devices, 1, everywhere, everywhere, tuple(rounds))
+
+
 def star_gather(devices: int, root: int = 0) -> Schedule:
     """Device `r` sends chunk `r`, all it has, to the root.
 
@@ -224,7 +251,11 @@ def serving_workers(devices: int, servers: int, dedicated: bool) -> range:
 
 # Collective -> algorithm -> schedule for N devices (and a root, where there is one).
 SCHEDULES: dict[str, dict[str, Callable[..., Schedule]]] = {
-    "all_reduce": {"ring": ring, "star": star},
+    "all_reduce": {
+        "ring": ring,
+        "star": star,
+        "recursive_doubling": recursive_doubling,
+    },
     "reduce_scatter": {"ring": ring_reduce_scatter},
     "all_gather": {"ring": ring_all_gather},
     "reduce": {"star": star_reduce},
@@ -240,7 +271,8 @@ def build(collective: str, algorithm: str, devices: int, root: int = 0) -> Sched
 
     Args:
         collective: A key of `SCHEDULES`, such as `"all_reduce"`.
-        algorithm: `"ring"` or `"star"`, where `SCHEDULES` has it for the collective.
+        algorithm: Such as `"ring"` or `"star"`, where `SCHEDULES` has it for the
+            collective.
         devices: N >= 1.
         root: Rank of the root, for the collectives that have one.
 
@@ -270,6 +302,11 @@ def _shift(devices: int, chunk_of: Callable[[int], int], op) -> Round:
     pairs = tuple((r, (r + 1) % devices) for r in range(devices))
     chunks = tuple(chunk_of(r) % devices for r in range(devices))
     return Round((Transfer(pairs, chunks, op),))
+
+
+def _whole(pairs: list[tuple[int, int]], op) -> Round:
+    """One round in which the only chunk moves along pairs."""
+    return Round((Transfer(tuple(pairs), (0,) * len(pairs), op),))
 
 
 def _turns(workers: range, servers: int) -> list[list[tuple[int, int]]]:

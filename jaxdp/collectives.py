@@ -52,13 +52,15 @@ def all_reduce(
     each chunk on one device and then spreads it, so replicas cannot drift apart.
 
     Cost: ring, 2 (N - 1) rounds, 2 (N - 1) K / N bytes sent per device (K padded to a
-    multiple of N elements); star, 2 rounds, (N - 1) K bytes in and out of the root. Of
-    16-bit leaves, a ring's partial sums travel as float32.
+    multiple of N elements); star, 2 rounds, (N - 1) K bytes in and out of the root;
+    recursive doubling, log2 N rounds of K bytes. Of 16-bit leaves, partial sums travel
+    as float32.
 
     Args:
         tree: Pytree of arrays of any shape.
         axis_name: The mesh axis.
-        algorithm: `"ring"`, `"star"` or a `jaxdp.schedule.Schedule`.
+        algorithm: `"ring"`, `"star"`, `"recursive_doubling"` or a
+            `jaxdp.schedule.Schedule`.
         mean: Divides by N, before the sum is rounded to the leaf's dtype.
 
     Returns:

@@ -137,6 +137,30 @@ def test_a_ring_adds_from_the_next_rank_round_to_the_owner():
     assert ends.tolist() == [[0, 1, 2, 0]] * 4
 
 
+@pytest.mark.parametrize(
+    ("devices", "rounds"), [(1, 0), (2, 1), (3, 3), (4, 2), (6, 4), (8, 3), (64, 6)]
+)
+def test_recursive_doubling_takes_log_n_rounds(devices, rounds):
+    """Whole buffers; ranks beyond a power of two send before and receive after."""
+    schedule = algorithms.recursive_doubling(devices)
+    assert (schedule.chunks, len(schedule.rounds)) == (1, rounds)
+    power = 2 ** int(np.log2(devices))
+    sent, received = sent_and_received(schedule)
+    inside = [int(np.log2(devices)) + (r < devices - power) for r in range(power)]
+    assert sent == received == inside + [1] * (devices - power)
+
+
+def test_recursive_doubling_adds_by_pairs():
+    """(x0 + x1) + (x2 + x3) on every rank; in rank order the sum would be 0."""
+    x = np.array([1e8, 1, 1, -1e8], np.float32).reshape(4, 1)
+    *_, ends = simulate(algorithms.recursive_doubling(4), x)
+    pairs = (x[0] + x[1]) + (x[2] + x[3])
+    assert ends.ravel().tolist() == [pairs.item()] * 4
+    x = np.array([1, 2, 4, 8, 16], np.float32).reshape(5, 1)
+    *_, ends = simulate(algorithms.recursive_doubling(5), x)
+    assert ends.ravel().tolist() == [31] * 5
+
+
 @over_all
 def test_unknown_algorithms_are_refused(collective, algorithm):
     known = re.escape(str(sorted(algorithms.SCHEDULES[collective])))

@@ -22,7 +22,7 @@ DESIGNS: dict[str, Callable[[int], jaxdp.Design]] = {
     "root-last": lambda devices: jaxdp.GatherToRoot(root=devices - 1),
     "ring": lambda devices: jaxdp.RingAllReduce(),
     "ring-buckets": lambda devices: jaxdp.RingAllReduce(bucket_cap_mb=64 / 2**20),
-    "all-reduce-star": lambda devices: jaxdp.AllReduce("star", overlap=False),
+    "doubling": lambda d: jaxdp.AllReduce("recursive_doubling", overlap=False),
     "native": lambda devices: jaxdp.NativeAllReduce(),
     "native-buckets": lambda devices: jaxdp.NativeAllReduce(bucket_cap_mb=64 / 2**20),
     "servers": lambda devices: jaxdp.ParameterServer(servers=min(2, devices)),

@@ -78,9 +78,7 @@ def bytes_of_w_alone(design):
     return bytes_of(design, adamw(), loss, {"w": PARAMS["w"]})[0]
 
 
-@pytest.mark.parametrize(
-    "design", ["ring", "ring-buckets", "native", "all-reduce-star"]
-)
+@pytest.mark.parametrize("design", ["ring", "ring-buckets", "native", "doubling"])
 @pytest.mark.parametrize("freezing", FREEZING)
 def test_frozen_leaves_stay_off_the_wire(design, freezing):
     sent, names = bytes_of(design, FREEZING[freezing]())

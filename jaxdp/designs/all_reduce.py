@@ -53,7 +53,8 @@ class AllReduce(Compressible):
     Cost: per bucket, that of the algorithm.
 
     Attributes:
-        algorithm: "ring", "star", or a `jaxdp.schedule.Schedule` of an all-reduce.
+        algorithm: "ring", "star", "recursive_doubling" (fewest rounds, for gradients so
+            small that latency is what costs), or a `jaxdp.schedule.Schedule`.
         bucket_cap_mb: As for `RingAllReduce`, like all that follow.
         first_bucket_mb: The cap of the first bucket.
         overlap: Whether buckets travel during the backward pass.
