@@ -12,6 +12,7 @@ from jaxdp.collectives import reduce as reduce
 from jaxdp.collectives import reduce_scatter as reduce_scatter
 from jaxdp.collectives import scatter as scatter
 from jaxdp.compression import Compression as Compression
+from jaxdp.data import PaddedBatch as PaddedBatch
 from jaxdp.data import shard_batch as shard_batch
 from jaxdp.designs import AllReduce as AllReduce
 from jaxdp.designs import Design as Design
@@ -20,14 +21,18 @@ from jaxdp.designs import LocalSGD as LocalSGD
 from jaxdp.designs import NativeAllReduce as NativeAllReduce
 from jaxdp.designs import ParameterServer as ParameterServer
 from jaxdp.designs import RingAllReduce as RingAllReduce
+from jaxdp.epochs import epoch_batches as epoch_batches
 from jaxdp.loss import Aux as Aux
 from jaxdp.loss import Mean as Mean
 from jaxdp.loss import masked_mean as masked_mean
 from jaxdp.mesh import data_mesh as data_mesh
+from jaxdp.normalization import BatchNorm as BatchNorm
+from jaxdp.normalization import batch_moments as batch_moments
 from jaxdp.precision import Precision as Precision
 from jaxdp.program import ProgramReport as ProgramReport
 from jaxdp.program import analyze as analyze
 from jaxdp.replicated import DataParallel as DataParallel
+from jaxdp.sampling import Sampler as Sampler
 from jaxdp.staleness import compensate_delay as compensate_delay
 from jaxdp.staleness import scale_by_staleness as scale_by_staleness
 from jaxdp.synchronization import synchronize_gradients as synchronize_gradients

@@ -20,7 +20,7 @@ from jaxdp.backward import readiness, zeros
 from jaxdp.data import PaddedBatch
 from jaxdp.executor import accumulation_dtype
 from jaxdp.loss import Contribution, Mean, check_loss, split_loss, with_weight
-from jaxdp.precision import Precision
+from jaxdp.precision import Precision, unscaled
 
 PyTree = Any
 
@@ -117,7 +117,7 @@ class LocalLoss:
             new = result.model_state
         new = model_states.marked(self.policy, new)
         contribution = Contribution(
-            guard.mark(result.gradients),
+            guard.mark(unscaled(result.gradients, given.scale)),
             result.loss,
             result.metrics,
             model_states.pairs(

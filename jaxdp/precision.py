@@ -68,14 +68,15 @@ class Precision:
     """Which dtype computes, which one keeps the parameters, and how a loss is scaled.
 
     With float16, let `loss_fn` average in float32: a loss that is itself float16
-    overflows as soon as the scale passes 65,504.
+    overflows as soon as the scale passes 65,504. Layers that widen are not noticed: in
+    Flax, give `nnx.Embed` and `nnx.BatchNorm` a `dtype`; others follow their inputs.
 
     Attributes:
         compute: Of parameters and batch inside `loss_fn`: "f32", "bf16", "fp16", "f64",
             or a NumPy dtype, which becomes such a name.
         params: Of the parameters between steps, of their gradients, and of the
             optimizer state. Updates below half a unit in the last place are lost, which
-            in bfloat16 is a 512th of the parameter: keep "f32".
+            in bfloat16 is up to a 256th of the parameter: keep "f32".
         loss_scale: "dynamic", a fixed number, or None. A fixed scale never changes and
             never fails: overflows skip steps and are counted.
         initial_scale: A dynamic scale starts here.

@@ -38,7 +38,8 @@ class Replica(NamedTuple):
         """One optimizer update, from this device's rows."""
         given = self._inputs(state, batch)
         contribution, model_state = self._contribution(given)
-        update = Update(self.optimizer, given.model_state, state.step, given.scale)
+        scaled = given.scale is not None
+        update = Update(self.optimizer, given.model_state, state.step, scaled)
         params, opt_state, results = self.design.exchange(
             contribution, state.params, state.opt_state, update, self.axis_name
         )

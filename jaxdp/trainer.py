@@ -73,6 +73,7 @@ class Trainer:
             out_shardings=(sharding, self.replicated),
             compiler_options=design.compiler_options(platform) or None,
         )
+        self.run_step = without_mesh(self.jitted_step)
         self.jitted_flush = jax.jit(
             self._flush,
             donate_argnums=0,
@@ -102,7 +103,7 @@ class Trainer:
     def step(self, state: TrainState, batch: PyTree) -> tuple[TrainState, dict]:
         """One optimizer update."""
         self._check(state, "step")
-        return without_mesh(self.jitted_step)(state, self._placed(batch))
+        return self.run_step(state, self._placed(batch))
 
     def params(self, state: TrainState) -> PyTree:
         """A copy of the parameters, which later steps do not donate."""

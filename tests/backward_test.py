@@ -1,5 +1,7 @@
 """When gradients are ready, which are zero by construction, and which are not read."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,7 +85,7 @@ def test_a_gradient_that_only_happens_to_be_zero_is_not_known_to_be():
 MASK = {name: name in "ab" for name in PARAMS}
 FROZEN = {name: not trains for name, trains in MASK.items()}
 LABELS = {name: "train" if trains else "freeze" for name, trains in MASK.items()}
-BOTH = {"train": optax.adamw(0.1), "freeze": optax.set_to_zero()}
+BOTH: dict[Any, Any] = {"train": optax.adamw(0.1), "freeze": optax.set_to_zero()}
 ONLY_AB = [True, True, False, False, False, False]
 
 

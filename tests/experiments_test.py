@@ -28,11 +28,23 @@ from jaxdp import algorithms
 from jaxdp.schedule import holdings
 
 NAMES = [
-    *("compare", "dp", "errors", "memory", "overlap_delay", "ps", "ring", "staleness"),
+    *("amp", "compare", "compression", "ddp", "dp", "errors", "memory"),
+    *("overlap_delay", "ps", "ring", "staleness", "uneven"),
 ]
-TIMED = ["compare", "dp", "overlap_delay", "ps", "ring"]  # the others time nothing
+TIMED = [
+    "amp",
+    "compare",
+    "ddp",
+    "dp",
+    "overlap_delay",
+    "ps",
+    "ring",
+]  # the others time nothing
 CLAIMS = {
+    "amp": {"CA8": "partly", "A6": "holds"},
     "compare": {"CB7": "holds"},
+    "compression": {},
+    "ddp": {"CA5": "partly"},
     "dp": {"CA1": "partly", "CA10": "holds", "CA11": "refuted", "CA16": "partly"},
     "errors": {
         "CA2": "refuted",
@@ -46,6 +58,7 @@ CLAIMS = {
     "ps": {"CB2": "holds", "CB6": "holds"},
     "ring": {"CB1": "holds", "CB3": "holds"},
     "staleness": {"CB4": "partly", "CB5": "partly"},
+    "uneven": {"A7": "refuted"},
 }
 
 

@@ -36,7 +36,7 @@ def frozen(filter_):
     trains = nnx.filterlib.to_predicate(filter_)
     return lambda params: jax.tree_util.tree_map_with_path(
         lambda path, leaf: (
-            "freeze" if trains([key.key for key in path], leaf) else "train"
+            "freeze" if trains(tuple(key.key for key in path), leaf) else "train"
         ),
         params,
     )

@@ -162,7 +162,11 @@ def test_results_that_are_not_averaged_are_refused():
     class Local(jaxdp.Design):
         def exchange(self, contribution, params, opt_state, update, axis_name):
             gradients = averaged(contribution.gradients)
-            return update(dataclasses.replace(contribution, gradients=gradients), params, opt_state)
+            return update(
+                dataclasses.replace(contribution, gradients=gradients),
+                params,
+                opt_state,
+            )
 
     with pytest.raises(ValueError, match=r"new metrics\['loss'\] may differ"):
         contract.one_step(Local(), local_mean, PARAMS, BATCH)

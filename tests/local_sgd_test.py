@@ -104,7 +104,9 @@ def test_parameters_travel_inside_a_condition_and_the_loss_outside():
         jaxdp.LocalSGD(5),
     )
     program = train.lower(train.init(PARAMS), BATCHES[0]).compile()
-    module = parse(program.as_text())
+    text = program.as_text()
+    assert text is not None
+    module = parse(text)
     entry = module.computations[module.entry].values()
     permutes = [i for i in entry if i.opcode.startswith("collective-permute")]
     assert len(permutes) == 2 * (devices - 1)  # a ring of one number

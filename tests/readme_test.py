@@ -6,10 +6,24 @@ import re
 README = pathlib.Path(__file__).parent.parent / "README.md"
 
 
+def code_of(page):
+    """Its Python, block by block."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def test_code_of_the_guide_runs(capsys):
+    names = {}
+    for block in code_of(README.parent / "docs" / "ddp.md"):
+        exec(block, names)
+    printed = capsys.readouterr().out
+    assert "loss.total, params['last']" in printed
+    assert "65536.0 False 0" in printed
+    assert names["sampler"].state()["epoch"] == 1
+    assert names["metrics"]["loss"] < 2
+
+
 def test_code_of_the_readme_runs(capsys):
-    training, collectives, analysis, port, servers, clock = re.findall(
-        r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL
-    )
+    training, collectives, analysis, port, ddp, servers, clock = code_of(README)
     names = {}
     exec(training, names)
     assert "(4, 64)" in capsys.readouterr().out
@@ -21,6 +35,8 @@ def test_code_of_the_readme_runs(capsys):
     exec(port, names)
     assert names["output"].shape == (66, 1)
     assert "2 replicate" in capsys.readouterr().out
+    exec(ddp, names)
+    assert "loss.total" in capsys.readouterr().out
     exec(servers, names)
     assert capsys.readouterr().out == "[0 0 0 0 0 0 0 0]\n"
     exec(clock, names)

@@ -3,10 +3,10 @@
 A `Compression` makes the mean of one bucket's gradients over the replicas; `exchange`
 adds error feedback around it. Every one of them keeps three promises. Replicas end with
 the same bits. Sums are made in float32 or wider. What becomes of a parameter does not
-depend on which others share its bucket.
+depend on which others share its bucket, but for the order in which a ring adds.
 
-`N` devices, `n` elements of a leaf in float32; bytes sent per device and step. The last
-row is the first one's share at N = 8, for a matrix of 512 x 512:
+`N` devices, `n` elements of a leaf in float32; bytes sent per device and step, and
+their share of a ring's at N = 8, for a matrix of 512 x 512:
 
     compression    bytes                                        error feedback    share
     none, a ring   8 n (N - 1) / N                                                    1

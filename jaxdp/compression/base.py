@@ -8,9 +8,12 @@ mean magnitude (Bernstein et al., "signSGD", ICML 2018), gathered from all repli
         error_feedback: bool = True
 
         def mean(self, leaves, states, wire):
-            signs = wire.gather([jnp.sign(x).astype(jnp.int8) for x in leaves])
-            scales = wire.gather([jnp.abs(x).mean() for x in leaves])
-            ...
+            signs = [jnp.sign(x).astype(jnp.int8) for x in leaves]
+            scales = [jnp.abs(x).mean() for x in leaves]
+            pairs = zip(wire.gather(scales), wire.gather(signs), strict=True)
+            means = [jnp.tensordot(*pair, 1) / wire.devices for pair in pairs]
+            sent = [sign * scale for sign, scale in zip(signs, scales, strict=True)]
+            return Travelled(wire.aggregated(means), sent, states)
 
 `wire` moves arrays and says who and when this is. Whatever is made of the gathered
 contributions of all replicas must pass `wire.aggregated`, which tells jaxdp's guard

@@ -8,15 +8,13 @@ average (Alistarh et al., "QSGD", NIPS 2017, section 3.1).
 """
 
 import dataclasses
-import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxdp.compression.quantized import Quantized
+from jaxdp.compression.quantized import Quantized, side_by_side
 
 LARGEST = 127  # as many numbers above zero as below
 
@@ -50,73 +48,74 @@ class Int8(Quantized):
                 "must be at least 1. Use 256, the default: scales add 2 / 256 = 0.8 %."
             )
 
-    def encode(self, rows, lengths, keys):
+    def encode(self, leaves, keys):
         """Per row the integers of all leaves, then the bytes of their scales."""
-        blocks = self._blocks(rows, lengths)
-        scales = self._scales(blocks)
-        quotients = blocks / jnp.where(scales == 0, jnp.inf, scales)[..., None]
-        if self.stochastic:
-            integers = jnp.floor(quotients + self._dice(quotients, lengths, keys))
-        else:
-            integers = jnp.round(quotients)
-        integers = jnp.clip(integers, -LARGEST, LARGEST).astype(jnp.int8)
-        bits = lax.bitcast_convert_type(scales.astype(jnp.bfloat16), jnp.int8)
-        bits = bits.reshape(len(rows), -1)
-        return jnp.concatenate([self._rows(integers, lengths), bits], axis=1)
+        every = [self._blocks(leaf) for leaf in leaves]
+        dice = self._dice(every, keys) if self.stochastic else [None] * len(leaves)
+        scales = [_scales(blocks) for blocks in every]
+        rounded = map(_integers, every, scales, dice)
+        integers = [
+            blocks.reshape(len(leaf), -1)[:, : leaf.shape[1]]
+            for leaf, blocks in zip(leaves, rounded, strict=True)
+        ]
+        narrow = jnp.concatenate(scales, axis=1).astype(jnp.bfloat16)
+        bits = lax.bitcast_convert_type(narrow, jnp.int8).reshape(len(narrow), -1)
+        return jnp.concatenate([*integers, bits], axis=1)
 
     def decode(self, encoded, lengths, dtype):
         """Integers times their scales; a scale of NaN or infinity makes them such."""
-        integers = encoded[:, : sum(lengths)].astype(dtype)
-        blocks = self._blocks(integers, lengths)
-        bits = encoded[:, sum(lengths) :].reshape(*blocks.shape[:2], 2)
+        integers = side_by_side(encoded[:, : sum(lengths)], lengths)
+        every = [self._blocks(leaf.astype(dtype)) for leaf in integers]
+        bits = encoded[:, sum(lengths) :].reshape(len(encoded), -1, 2)
         scales = lax.bitcast_convert_type(bits, jnp.bfloat16).astype(dtype)
-        return self._rows(blocks * scales[..., None], lengths)
-
-    def _scales(self, blocks: jax.Array) -> jax.Array:
-        """Rounded up to bfloat16: integers times scales are exact in float32."""
-        bits = jnp.finfo(jnp.bfloat16)
-        upwards = (1 + float(bits.eps) / 2) / LARGEST
-        scales = jnp.abs(blocks).max(-1) * upwards
-        scales = lax.reduce_precision(scales, bits.nexp, bits.nmant)
-        # Where magnitudes are too small to divide by, numbers count as zeros.
-        return jnp.where(scales < float(bits.tiny), 0, scales)
-
-    def _counts(self, lengths: Sequence[int]) -> list[int]:
-        """How many blocks each leaf has."""
-        return [math.ceil(length / self.block) for length in lengths]
-
-    def _blocks(self, rows: jax.Array, lengths: Sequence[int]) -> jax.Array:
-        """`[rows, sum(lengths)]` as `[rows, blocks, block]`, leaves padded to whole."""
-        leaves = jnp.split(rows, np.cumsum(lengths)[:-1], axis=1)
-        padding = [-length % self.block for length in lengths]
-        padded = [
-            jnp.pad(leaf, ((0, 0), (0, missing)))
-            for leaf, missing in zip(leaves, padding, strict=True)
+        scales = side_by_side(scales, [blocks.shape[1] for blocks in every])
+        return [
+            (blocks * scale[..., None]).reshape(len(encoded), -1)[:, :length]
+            for blocks, scale, length in zip(every, scales, lengths, strict=True)
         ]
-        shape = len(rows), sum(self._counts(lengths)), self.block
-        return jnp.concatenate(padded, axis=1).reshape(shape)
 
-    def _rows(self, blocks: jax.Array, lengths: Sequence[int]) -> jax.Array:
-        """Undoes `_blocks`."""
-        flat = blocks.reshape(len(blocks), -1)
-        starts = self.block * np.cumsum([0, *self._counts(lengths)])
-        pairs = zip(starts, lengths, strict=False)
-        cut = [flat[:, start : start + length] for start, length in pairs]
-        return jnp.concatenate(cut, axis=1)
+    def _blocks(self, leaf: jax.Array) -> jax.Array:
+        """`[rows, length]` as `[rows, blocks, block]`, padded with zeros."""
+        length = leaf.shape[1]
+        block = min(self.block, max(length, 1))
+        padded = jnp.pad(leaf, ((0, 0), (0, -length % block)))
+        return padded.reshape(len(leaf), padded.shape[1] // block, block)
 
-    def _dice(
-        self, blocks: jax.Array, lengths: Sequence[int], keys: jax.Array
-    ) -> jax.Array:
+    def _dice(self, every: list[jax.Array], keys: jax.Array) -> list[jax.Array]:
         """Uniform in [0, 1), by leaf and block.
 
         All in one call: XLA would take a second to compile the draw of each leaf.
         """
-        counts = self._counts(lengths)
+        counts = [blocks.shape[1] for blocks in every]
         leaf = np.repeat(np.arange(len(counts)), counts)
         number = np.concatenate([np.arange(count) for count in counts])
+        shape = len(every[0]), self.block
 
         def draw(key, number):
             key = jax.random.fold_in(key, number)
-            return jax.random.uniform(key, blocks[:, 0].shape, blocks.dtype)
+            return jax.random.uniform(key, shape, every[0].dtype)
 
-        return jax.vmap(draw, out_axes=1)(keys[leaf], number)
+        drawn = jax.vmap(draw, out_axes=1)(keys[leaf], number)
+        return [
+            part[..., : blocks.shape[-1]]
+            for part, blocks in zip(side_by_side(drawn, counts), every, strict=True)
+        ]
+
+
+def _scales(blocks: jax.Array) -> jax.Array:
+    """Rounded up to bfloat16: integers times scales are exact in float32."""
+    bits = jnp.finfo(jnp.bfloat16)
+    upwards = (1 + float(bits.eps) / 2) / LARGEST
+    scales = jnp.abs(blocks).max(-1) * upwards
+    scales = lax.reduce_precision(scales, bits.nexp, bits.nmant)
+    # Where magnitudes are too small to divide by, numbers count as zeros.
+    return jnp.where(scales < float(bits.tiny), 0, scales)
+
+
+def _integers(
+    blocks: jax.Array, scales: jax.Array, dice: jax.Array | None
+) -> jax.Array:
+    """Rounds to nearest, or up where the dice say so."""
+    quotients = blocks / jnp.where(scales == 0, jnp.inf, scales)[..., None]
+    rounded = jnp.round(quotients) if dice is None else jnp.floor(quotients + dice)
+    return jnp.clip(rounded, -LARGEST, LARGEST).astype(jnp.int8)

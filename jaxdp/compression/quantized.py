@@ -50,51 +50,55 @@ class Quantized(Compression):
         return True
 
     @abc.abstractmethod
-    def encode(
-        self, rows: jax.Array, lengths: Sequence[int], keys: jax.Array
-    ) -> jax.Array:
-        """Encodes every row, and in it every leaf, for itself.
+    def encode(self, leaves: list[jax.Array], keys: jax.Array) -> jax.Array:
+        """Encodes every row of every leaf for itself.
 
         Args:
-            rows: `[rows, sum(lengths)]`, float32 or wider: leaves side by side. NaN and
+            leaves: `[rows, length]`, each of its own length, float32 or wider. NaN and
                 infinity must come out of `decode` as one of the two; zeros must stay.
-            lengths: Of the leaves.
             keys: One for each leaf, for random rounding.
 
         Returns:
-            `[rows, ...]`, of any dtype.
+            `[rows, ...]`, of any dtype: row r is what travels to rank r.
         """
 
     @abc.abstractmethod
     def decode(
         self, encoded: jax.Array, lengths: Sequence[int], dtype: np.dtype
-    ) -> jax.Array:
-        """Undoes it: `[rows, sum(lengths)]` of this dtype."""
+    ) -> list[jax.Array]:
+        """Undoes it: for each leaf `[rows, length]` of this dtype."""
 
     def mean(self, leaves, states, wire):
         """Averages on the owners; see the module docstring.
 
         Products are of few bits, so exact: it makes no difference in which programs
-        XLA takes one together with a sum.
+        XLA takes one together with a sum. Leaves stay apart but on the wire: XLA would
+        compile what packs all of them into every operation that reads one.
         """
         devices = wire.devices
         shrink = devices if self.divide == "before" else 1
         dtype = accumulation_dtype(leaves[0].dtype)
-        parts = [chunked(leaf.astype(dtype), devices) for leaf in leaves]
-        lengths = [part.shape[1] for part in parts]
-        rows = jnp.concatenate(parts, axis=1)  # row r goes to rank r
-        own = self.encode(rows / shrink, lengths, wire.keys(0))
+        rows = [chunked(leaf.astype(dtype) / shrink, devices) for leaf in leaves]
+        lengths = [part.shape[1] for part in rows]
+
+        def decoded(encoded, factor=1):
+            return [factor * x for x in self.decode(encoded, lengths, dtype)]
+
+        own = self.encode(rows, wire.keys(0))
         (arrived,) = wire.to_owners([own])
-        total = _sum(shrink * self.decode(arrived, lengths, dtype))
-        (total,) = wire.aggregated([total])
-        rounded = self.encode(total / devices, lengths, wire.keys(1))  # [1, ...]
+        totals = wire.aggregated([_sum(parts) for parts in decoded(arrived, shrink)])
+        rounded = self.encode([x / devices for x in totals], wire.keys(1))  # [1, ...]
         (everywhere,) = wire.gather([rounded])
-        means = self.decode(everywhere[:, 0], lengths, dtype)
-        added = devices * self.decode(rounded, lengths, dtype) - total
         owned = (jnp.arange(devices) == wire.rank)[:, None]
-        sent = shrink * self.decode(own, lengths, dtype) + jnp.where(owned, added, 0)
+        sent = [
+            parts + jnp.where(owned, ends - total, 0)
+            for parts, ends, total in zip(
+                decoded(own, shrink), decoded(rounded, devices), totals, strict=True
+            )
+        ]
+        means = decoded(everywhere[:, 0])
         return Travelled(
-            _unpacked(means, lengths, leaves), _unpacked(sent, lengths, leaves), states
+            list(map(_whole, means, leaves)), list(map(_whole, sent, leaves)), states
         )
 
 
@@ -107,10 +111,11 @@ class _Cast(Quantized):
 
     narrow: ClassVar[Any]
 
-    def encode(self, rows, lengths, keys):
+    def encode(self, leaves, keys):
         """Rounds to nearest; what is too large becomes infinity."""
-        del lengths, keys
-        return self._rounded(rows).astype(self.narrow)
+        del keys
+        rounded = [self._rounded(leaf).astype(self.narrow) for leaf in leaves]
+        return jnp.concatenate(rounded, axis=1)
 
     def _rounded(self, rows: jax.Array) -> jax.Array:
         """To numbers that the narrow dtype has."""
@@ -119,8 +124,7 @@ class _Cast(Quantized):
 
     def decode(self, encoded, lengths, dtype):
         """Widens."""
-        del lengths
-        return encoded.astype(dtype)
+        return [leaf.astype(dtype) for leaf in side_by_side(encoded, lengths)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +132,8 @@ class Bf16(_Cast):
     """bfloat16: half the bytes, the range of float32, 8 bits of precision.
 
     Attributes:
-        error_feedback: Off, as in PyTorch's hook: numbers lose 2**-9 of their size.
+        error_feedback: Off, as in PyTorch's hook: numbers lose up to
+            2**-8 of their size.
     """
 
     narrow = jnp.bfloat16
@@ -179,12 +184,11 @@ def _sum(parts: jax.Array) -> jax.Array:
     return functools.reduce(operator.add, jnp.split(parts, parts.shape[0]))
 
 
-def _unpacked(
-    rows: jax.Array, lengths: Sequence[int], leaves: list[jax.Array]
-) -> list[jax.Array]:
-    """Takes leaves out of their rows, without their padding."""
-    parts = jnp.split(rows, np.cumsum(lengths)[:-1], axis=1)
-    return [
-        part.reshape(-1)[: leaf.size].reshape(leaf.shape)
-        for part, leaf in zip(parts, leaves, strict=True)
-    ]
+def _whole(parts: jax.Array, leaf: jax.Array) -> jax.Array:
+    """Puts a leaf together again, without its padding."""
+    return parts.reshape(-1)[: leaf.size].reshape(leaf.shape)
+
+
+def side_by_side(rows: jax.Array, lengths: Sequence[int]) -> list[jax.Array]:
+    """Takes `[rows, sum(lengths)]` apart."""
+    return jnp.split(rows, np.cumsum(lengths)[:-1], axis=1)

@@ -50,14 +50,13 @@ class Update:
         optimizer: The optimizer.
         model_state: Before the step: stays where nobody has a weight.
         step: `[]`, int32, updates before this one.
-        loss_scale: `[]`: gradients are this many times too large. None for 1, without
-            a look at whether they are finite.
+        scaled: Whether the loss was, so that only finite gradients are applied.
     """
 
     optimizer: optax.GradientTransformation
     model_state: PyTree = None
     step: Any = 0
-    loss_scale: Any = None
+    scaled: bool = False
 
     def __call__(
         self, mean: Contribution, params: PyTree, opt_state: PyTree
@@ -86,7 +85,7 @@ class Update:
         """
         updated, state = self._optimized(gradients, params, opt_state)
         results = self.results(mean)
-        if self.loss_scale is not None:
+        if self.scaled:
             filled = jax.tree.leaves(_filled(gradients, params))
             nonfinite = agree(first_nonfinite(filled))
             updated, state = where(nonfinite < 0, (updated, state), (params, opt_state))
@@ -108,15 +107,8 @@ class Update:
         return self._optimized(self.gradients(mean), params, opt_state, staleness)
 
     def gradients(self, mean: Mean) -> PyTree:
-        """Divides by the weight and by the loss scale."""
-
-        def divide(total):
-            gradient = divided(Mean(total, mean.weight))
-            if self.loss_scale is None:
-                return gradient
-            return gradient / self.loss_scale.astype(gradient.dtype)
-
-        return jax.tree.map(divide, mean.total)
+        """Divides by the weight."""
+        return jax.tree.map(lambda g: divided(Mean(g, mean.weight)), mean.total)
 
     def _optimized(
         self, gradients: PyTree, params: PyTree, opt_state: PyTree, staleness: Any = 0

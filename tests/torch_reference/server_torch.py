@@ -13,7 +13,6 @@ The delay is a queue in front of the optimizer, see `Updater`.
 """
 
 import collections
-import datetime
 import sys
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from torch import nn
 from torch.multiprocessing.spawn import start_processes
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from tests.torch_reference import files, worker
+from tests.torch_reference import files, group, worker
 from tests.torch_reference import problem as parity_problem
 from tests.torch_reference import server_problem as problem
 
@@ -138,25 +137,12 @@ def main(directory: Path) -> None:
 
 
 def run_rank(rank: int, directory: Path) -> None:
-    """Run every torch job that has this rank, the largest groups first."""
-    torch.set_num_threads(1)
+    """Run every torch job that has this rank."""
     jobs = [job for job in problem.all_jobs() if job.library == "torch"]
-    for world_size in sorted(problem.WORLD_SIZES, reverse=True):
-        if rank >= world_size:
-            return
-        dist.init_process_group(
-            "gloo",
-            init_method=(directory / f"rendezvous-n{world_size}").as_uri(),
-            rank=rank,
-            world_size=world_size,
-            timeout=datetime.timedelta(seconds=60),
-        )
-        for job in jobs:
-            if job.world_size == world_size:
-                made = train(job, problem.make_data(job.dtype))
-                if rank == job.workers[-1]:
-                    files.write_arrays(directory, job, made)
-        dist.destroy_process_group()
+    for job in group.jobs_of_rank(jobs, directory, rank):
+        made = train(job, problem.make_data(job.dtype))
+        if rank == job.workers[-1]:
+            files.write_arrays(directory, job, made)
 
 
 def train(job: problem.Job, data: parity_problem.Inputs) -> problem.Arrays:

@@ -12,7 +12,6 @@ averages and who updates:
 - `ring`: a hand-written ring all-reduce of one flat buffer; all update.
 """
 
-import datetime
 import sys
 from pathlib import Path
 
@@ -23,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.torch_reference import files, layout, problem
+from tests.torch_reference import files, group, layout, problem
 
 
 class MLP(nn.Module):
@@ -55,27 +54,9 @@ LOSSES = {"mlp": F.mse_loss, "tiny_net": F.cross_entropy}  # both: mean over the
 
 
 def main(directory: Path, rank: int) -> None:
-    """Run every job of `directory` that has a worker of this rank.
-
-    There is one process group after the other, the largest first, because importing
-    torch takes longer than all jobs of a group.
-    """
-    torch.set_num_threads(1)
-    jobs = files.read_jobs(directory)
-    for world_size in sorted({job.world_size for job in jobs}, reverse=True):
-        if rank >= world_size:
-            return
-        dist.init_process_group(
-            "gloo",
-            init_method=(directory / f"rendezvous-n{world_size}").as_uri(),
-            rank=rank,
-            world_size=world_size,
-            timeout=datetime.timedelta(seconds=60),
-        )
-        for job in jobs:
-            if job.world_size == world_size:
-                run(job, directory)
-        dist.destroy_process_group()
+    """Run every job of `directory` that has a worker of this rank."""
+    for job in group.jobs_of_rank(files.read_jobs(directory), directory, rank):
+        run(job, directory)
 
 
 def run(job: problem.Job, directory: Path) -> None:
