@@ -90,7 +90,9 @@ def as_one_program(given: Problem) -> tuple[ProgramReport, Split]:
 
     mesh = jaxdp.data_mesh(model.devices)
     design = jaxdp.GatherToRoot()
-    program = jaxdp.data_parallel(whole_loss, given.optimizer, mesh, design=design)
+    program = jaxdp.data_parallel(
+        whole_loss, given.optimizer, mesh, design=design, model_state="mean"
+    )
 
     def start(params, model_state):
         return program.init(params, model_state=model_state)
