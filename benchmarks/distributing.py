@@ -37,7 +37,7 @@ from benchmarks.distributing_processes import Processes
 MODELS = ("cnn", "transformer")
 WAYS = {
     "ring": "RingAllReduce()",
-    "doubling": "AllReduce(recursive doubling)",
+    "doubling": "AllReduce('recursive_doubling')",
     "native": "NativeAllReduce(25.0)",
 }
 STEPS = 10  # in a block

@@ -30,15 +30,11 @@ from benchmarks import distributing_processes as processes
 from experiments import models
 
 MODELS = {"cnn": models.DigitsNet, "transformer": models.CharTransformer}
-
-
-def design(way: str) -> jaxdp.Design:
-    """The design of that name."""
-    if way == "ring":
-        return jaxdp.RingAllReduce()
-    if way == "doubling":
-        return jaxdp.AllReduce("recursive_doubling")
-    return jaxdp.NativeAllReduce(25.0 if way == "native" else None)
+DESIGNS: dict[str, jaxdp.Design] = {
+    "ring": jaxdp.RingAllReduce(),
+    "doubling": jaxdp.AllReduce("recursive_doubling"),
+    "native": jaxdp.NativeAllReduce(25.0),
+}
 
 
 class Training:
@@ -98,8 +94,9 @@ class Training:
 
     def _distributed(self, way: str) -> Callable[[], Any]:
         """A step of `jaxdp.data_parallel`, of all processes' rows."""
-        chosen = design(way)
-        train = jaxdp.data_parallel(self.loss_fn, self.optimizer, self.mesh, chosen)
+        train = jaxdp.data_parallel(
+            self.loss_fn, self.optimizer, self.mesh, DESIGNS[way]
+        )
         rows = NamedSharding(self.mesh, P("data"))
         batch = jax.tree.map(
             lambda x: jax.make_array_from_process_local_data(rows, x), self.batch

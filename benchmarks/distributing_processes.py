@@ -79,15 +79,16 @@ class Processes:
         """Waits for one answer of each."""
         answers = []
         for rank in ranks:
-            try:
+            line, found = "", f"no answer within {timeout_s:.0f} s"
+            with contextlib.suppress(queue.Empty):
                 line = self._replies[rank].get(timeout=timeout_s)
-            except queue.Empty:
-                line = ""
+                if not line:
+                    found = f"exit code {self.workers[rank].wait()}"
             if not line:
                 self.kill()
                 raise RuntimeError(
-                    f"{self.module} got no answer from worker {rank} of "
-                    f"{len(self.workers)} within {timeout_s:.0f} s. What it printed:\n"
+                    f"{self.module} got {found} from worker {rank} of "
+                    f"{len(self.workers)}. What it printed:\n"
                     f"{self._logs[rank].read_text()[-4000:]}"
                 )
             answers.append(json.loads(line))

@@ -15,8 +15,9 @@ CNN on digits takes the same step as DataParallel and as three designs of
 Expected numbers, for N = 8 devices and L = 8 layers:
   buckets          as many rings in the program as `train.buckets` lists; 14 permutes
                    each; bytes do not depend on the cap
-  overlap          the first of the buckets waits for 2 of 15 matrix multiplications of
-                   the backward pass, the last for 8; without overlap all wait for 15
+  overlap          of 4 buckets of 2 layers the first waits for 4 of 15 matrix
+                   multiplications of the backward pass, the last for 9: those it is
+                   made of; without overlap all wait for 15
   accumulation     1/k of the bytes per row; the gradient of the full batch, to 1e-5
   PyTorch          the same parameters after 20 steps, to 1e-4; distributing costs no
                    more than theirs

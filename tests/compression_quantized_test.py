@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
-from jaxdp.compression import Bf16, Exact, Fp16, Int8
+import jaxdp
+from jaxdp.compression import Bf16, BucketWire, Exact, Fp16, Int8
 from tests.compression_helpers import gradients, run, sent_bytes, start
 
 NARROW = {
@@ -159,19 +161,38 @@ def test_stochastic_rounding_is_unbiased():
     assert abs(nearest[1] - row[1]) > 10 * deviation  # which rounding to nearest is not
 
 
-def test_stochastic_rounding_differs_between_steps_replicas_and_parameters():
-    same = np.full((2, 64), 0.3, "f") + np.eye(1, 64, dtype="f")  # 1.3, then 0.3
-    compression = Int8(64, stochastic=True)
-    found = run(compression, [[same, same]] * 2)
-    first, second = (found.residuals[step][0] for step in (0, 1))
-    other = found.residuals[0][1]
-    half = slice(1, 32)  # rank 0 owns it, and so adds the second rounding to it
-    for one, another in [
-        (first[0, half], first[1, half]),
-        (first[1, half], second[1, half] - first[1, half]),
-        (first[1, half], other[1, half]),
-    ]:
-        assert np.mean(one != another) > 0.2
+def test_keys_differ_between_steps_replicas_phases_and_parameters():
+    """And not between buckets."""
+
+    @functools.partial(
+        jax.shard_map, mesh=jaxdp.data_mesh(2), in_specs=P(), out_specs=P("data")
+    )
+    def keys(step):
+        wires = [
+            BucketWire("data", step, jax.random.key(0), numbers)
+            for numbers in ([3, 8], [8])
+        ]
+        made = [wire.keys(phase) for wire in wires for phase in (0, 1)]
+        inner = wires[0].only([1], 0).keys(0)  # as PowerSGD does
+        return jax.random.key_data(jnp.concatenate([*made, inner]))[None]
+
+    steps = [np.asarray(jax.jit(keys)(np.int32(step))) for step in (0, 1)]
+    every = np.stack(steps).reshape(4, 7, -1)  # by step and rank
+    np.testing.assert_array_equal(every[:, [1, 3]], every[:, [4, 5]])
+    distinct = np.unique(every[:, [0, 1, 2, 3, 6]].reshape(20, -1), axis=0)
+    assert len(distinct) == 20
+
+
+def test_equal_numbers_are_rounded_differently():
+    """In one block, in another, and in another leaf."""
+    row = np.full((1, 128), 0.3, "f")
+    row[:, ::64] = 1.0
+    keys = jax.random.split(jax.random.key(0), 2)
+    encoded = Int8(64, stochastic=True).encode([jnp.asarray(row)] * 2, keys)
+    blocks = np.asarray(encoded)[0, :256].reshape(4, 64)
+    for block in blocks:
+        assert set(block[1:]) == {37, 38}
+    assert len(np.unique(blocks, axis=0)) == 4
 
 
 # What is sent.

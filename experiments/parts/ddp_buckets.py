@@ -66,7 +66,7 @@ def loss_fn(params: Any, batch: Any) -> jax.Array:
     """The mean squared error."""
     hidden = batch["x"]
     for layer in params.values():
-        hidden = jax.nn.relu(hidden @ layer["w"] + layer["b"])
+        hidden = jax.nn.relu(hidden @ layer["w"] + layer["b"][None])
     return jnp.mean((hidden - batch["y"]) ** 2)
 
 

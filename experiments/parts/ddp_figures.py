@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from matplotlib.ticker import MaxNLocator
+
 from experiments.harness import plots
 from experiments.harness.result import Rows
 
@@ -23,10 +25,7 @@ def progress(
             waits for.
         backward: How many there are.
     """
-    note = (
-        "grey: matrix multiplications of the backward pass that a bucket's first "
-        "permute waits for; blue: those that may run beside it"
-    )
+    note = "grey: a bucket's first permute waits for them; blue: they may run beside it"
     x = "matrix multiplications of the backward pass"
     figure, axes = plots.plot(title, x, "", note, size=(7.0, 4.2))
     labels, place = [], 0.0
@@ -41,6 +40,7 @@ def progress(
         place += 0.6
     axes.set_yticks([p for p, _ in labels], [text for _, text in labels], fontsize=8)
     axes.set_xlim(0, backward)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     return figure

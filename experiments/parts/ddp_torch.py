@@ -60,9 +60,8 @@ def costs(seconds: float, processes: int) -> Rows:
     )
     return [
         {
-            "model": cost.model,
+            "model and design": f"{cost.model}, {cost.design}",
             "processes": cost.processes,
-            "design": cost.design,
             "step, ours_ms": cost.ours_ms[1],
             "step, DDP_ms": cost.theirs_ms[1],
             "cost, ours_ms": cost.ours_cost_ms[1],
