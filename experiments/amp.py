@@ -88,13 +88,9 @@ class Config(harness.Config):
             )
 
 
+@harness.full_precision
 def run(config: Config) -> Result:
     """Answers the question."""
-    with jax.default_matmul_precision("highest"):  # GPUs would round float32 to TF32
-        return _run(config)
-
-
-def _run(config: Config) -> Result:
     mesh = jaxdp.data_mesh(config.devices)
     kept, planned, absent = measure_memory(config)
     wire, times, program = measure_steps(config, mesh)

@@ -27,8 +27,6 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
-import jax
-
 import jaxdp
 from experiments.harness import config as harness
 from experiments.harness import plots, show, timing
@@ -75,13 +73,9 @@ class Config(harness.Config):
             )
 
 
+@harness.full_precision
 def run(config: Config) -> Result:
     """Answers the question."""
-    with jax.default_matmul_precision("highest"):  # GPUs would round float32 to TF32
-        return _run(config)
-
-
-def _run(config: Config) -> Result:
     problem = digits.problem(config.seed, config.learning_rate, config.momentum)
     epochs = 1 if config.tiny else config.epochs
     data = [*digits.batches(problem.train, config.batch_size, epochs, config.seed)]

@@ -26,8 +26,6 @@ and was 16 % higher after a third of the steps; with TopK it is 26 % higher.
 import dataclasses
 from typing import TYPE_CHECKING
 
-import jax
-
 import jaxdp
 from experiments.harness import config as harness
 from experiments.harness import show
@@ -74,13 +72,9 @@ class Config(harness.Config):
             )
 
 
+@harness.full_precision
 def run(config: Config) -> Result:
     """Answers the question."""
-    with jax.default_matmul_precision("highest"):  # GPUs would round float32 to TF32
-        return _run(config)
-
-
-def _run(config: Config) -> Result:
     trained = make_tasks(config)
     mesh = jaxdp.data_mesh(config.devices)
     chosen = choose(config)

@@ -77,13 +77,9 @@ class Config(harness.Config):
         return buckets.Sizes(layers=self.layers, width=self.width, rows=self.rows)
 
 
+@harness.full_precision
 def run(config: Config) -> Result:
     """Answers the question."""
-    with jax.default_matmul_precision("highest"):  # GPUs would round float32 to TF32
-        return _run(config)
-
-
-def _run(config: Config) -> Result:
     mesh = jaxdp.data_mesh(config.devices)
     steps = compile_steps(mesh, config.sizes)
     early, late = steps[DRAWN, True], steps[DRAWN, False]

@@ -55,13 +55,9 @@ class Config(harness.Config):
         self.check_divides(self.devices if self.tiny else self.batch_size)
 
 
+@harness.full_precision
 def run(config: Config) -> Result:
     """Answers the question."""
-    with jax.default_matmul_precision("highest"):  # GPUs would round float32 to TF32
-        return _run(config)
-
-
-def _run(config: Config) -> Result:
     batch_size = config.devices if config.tiny else config.batch_size
     repeats = 2 if config.tiny else config.repeats
     given = problem.tiny_net(batch_size, config.learning_rate)

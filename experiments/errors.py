@@ -73,13 +73,9 @@ class Config(harness.Config):
             )
 
 
+@harness.full_precision
 def run(config: Config) -> Result:
     """Answers the question."""
-    with jax.default_matmul_precision("highest"):  # GPUs would round float32 to TF32
-        return _run(config)
-
-
-def _run(config: Config) -> Result:
     devices = jax.devices()[: config.devices]
     on = mistakes.Setting(devices)
     n = len(devices)

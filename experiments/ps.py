@@ -24,8 +24,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
-
 import jaxdp
 from experiments.harness import config as harness
 from experiments.harness import show, timing
@@ -77,8 +75,7 @@ def run(config: Config) -> Result:
         for name, design in designs.items()
     ]
     times = server_times.by_size(config.devices, config.gbit_per_s)
-    with jax.default_matmul_precision("highest"):  # GPUs would round float32 to TF32
-        runs, step_times = train(config)
+    runs, step_times = train(config)
     return Result(
         claims=[
             claim_traffic(steps, times, config),
@@ -110,6 +107,7 @@ def _advanced(row: dict[str, Any], advance: Any) -> dict[str, Any]:
     return row
 
 
+@harness.full_precision
 def train(config: Config) -> tuple[Rows, Rows]:
     """Trains with every design in lockstep, and times further steps."""
     problem = digits.problem(seed=0, learning_rate=0.05, momentum=0.9)

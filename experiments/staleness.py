@@ -34,8 +34,6 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-import jax
-
 from experiments.harness import config as harness
 from experiments.harness import show
 from experiments.harness.result import Result, Rows
@@ -92,13 +90,9 @@ class Config(harness.Config):
             )
 
 
+@harness.full_precision
 def run(config: Config) -> Result:
     """Answers the question."""
-    with jax.default_matmul_precision("highest"):  # GPUs would round float32 to TF32
-        return _run(config)
-
-
-def _run(config: Config) -> Result:
     setting = make_setting(config)
     trained = [tasks.digits_task(config.seed)]
     if not config.tiny:

@@ -24,8 +24,6 @@ Single precision sums the same numbers in another order, which is what is left.
 import dataclasses
 from typing import Any
 
-import jax
-
 from experiments.harness import config as harness
 from experiments.harness import show
 from experiments.harness.result import Claim, Result, Rows
@@ -57,13 +55,9 @@ class Config(harness.Config):
             )
 
 
+@harness.full_precision
 def run(config: Config) -> Result:
     """Answers the question."""
-    with jax.default_matmul_precision("highest"):  # GPUs would round float32 to TF32
-        return _run(config)
-
-
-def _run(config: Config) -> Result:
     size, devices = config.batch_size, config.devices
     lengths, ways = LENGTHS, mistakes.WAYS
     if config.tiny:

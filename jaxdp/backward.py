@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Literal
 from jax.interpreters import partial_eval
+
+from jaxdp.jaxprs import called
 
 PyTree = Any
 LOOPS = frozenset({"scan", "while", "cond"})  # their results come all at once
@@ -78,14 +80,6 @@ def _zeros(jaxpr: Any, given: Sequence[bool]) -> list[bool]:
         elif inner is not None:
             known.update(zip(eqn.outvars, _zeros(inner, inputs), strict=True))
     return [bool(zero(v)) for v in jaxpr.outvars]
-
-
-def called(eqn: Any) -> Jaxpr | None:
-    """The program that an operation only calls, argument by argument."""
-    inner = [getattr(j, "jaxpr", j) for j in jaxprs_in_params(eqn.params)]
-    if len(inner) == 1 and len(inner[0].invars) == len(eqn.invars):
-        return inner[0]
-    return None
 
 
 def read_gradients(

@@ -32,6 +32,7 @@ from jaxdp.packing import (
     per_dtype,
     side_by_side,
     stacked,
+    unpadded,
 )
 from jaxdp.primitive import scheduled
 from jaxdp.schedule import Schedule
@@ -258,7 +259,7 @@ def _unpadded(shard: Any, gathered: Any, like: Any) -> Any:
     """A leaf as it was before `reduce_scatter`."""
     if not is_summable(shard):
         return gathered
-    return gathered.reshape(-1)[: np.size(like)].reshape(np.shape(like))
+    return unpadded(gathered, like)
 
 
 def _check_like(tree: PyTree, like: PyTree, size: int) -> None:

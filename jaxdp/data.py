@@ -90,14 +90,14 @@ def shard_batch(
         batch = jax.tree.map(lambda leaf: leaf[:kept], batch)
     elif rows % parts:
         raise ValueError(_indivisible(rows, mesh.size, accumulate, remainder))
-    sharding = _rows_over(mesh)
+    sharding = rows_over(mesh)
     if all(getattr(x, "sharding", None) == sharding for x in jax.tree.leaves(batch)):
         return batch  # `device_put` would find that out in a tenth of a millisecond
     return jax.device_put(batch, sharding)
 
 
 @functools.lru_cache(maxsize=64)
-def _rows_over(mesh: Mesh) -> NamedSharding:
+def rows_over(mesh: Mesh) -> NamedSharding:
     """Axis 0 split over all devices of a mesh."""
     return NamedSharding(mesh, P(mesh.axis_names))
 
@@ -112,7 +112,7 @@ def with_servers(batch: PyTree, mesh: Mesh, serving_ranks: int) -> PyTree:
         mesh: The whole mesh.
         serving_ranks: How many ranks of its first axis only serve.
     """
-    sharding = _rows_over(mesh)
+    sharding = rows_over(mesh)
     servers = [*mesh.devices[:serving_ranks].flat]
 
     def extend(leaf):

@@ -5,10 +5,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
-from jaxdp.data import PaddedBatch
+from jaxdp.data import PaddedBatch, rows_over
 from jaxdp.designs.base import Design
 from jaxdp.mesh import auto_mesh, worker_mesh
 from jaxdp.sampling import Rows, Sampler
@@ -69,7 +68,7 @@ def epoch_batches(
     workers = worker_mesh(
         auto_mesh(mesh, axis_name, "epoch_batches", most_axes), serving
     )
-    sharding = NamedSharding(workers, P(workers.axis_names))
+    sharding = rows_over(workers)
     multiple = len(workers.local_devices) * accumulate
     return (
         jax.tree.map(

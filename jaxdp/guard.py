@@ -24,8 +24,9 @@ from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Literal
 
+from jaxdp import jaxprs
 from jaxdp.primitive import REPLICATED, SUMMING
 
 PyTree = Any
@@ -148,7 +149,7 @@ class _Reader:
 
     def read(self, jaxpr: Any, facts: Sequence[Fact]) -> list[Fact]:
         """Facts of the results, given those of the arguments; constants are alike."""
-        jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+        jaxpr = jaxprs.opened(jaxpr)
         known = dict(zip(jaxpr.invars, facts, strict=True))
 
         def fact(atom):
@@ -182,11 +183,12 @@ class _Reader:
             return self._scan(params, facts)
         if name == "while":
             return self._while(params, facts)
-        inner = [_open(j) for j in jaxprs_in_params(params)]
-        if len(inner) == 1 and len(inner[0].invars) == len(facts):
-            return self.read(inner[0], facts)
+        if (program := jaxprs.called(eqn)) is not None:
+            return self.read(program, facts)
         together = join(facts)
-        for jaxpr in inner:  # an unknown call: anything may depend on anything
+        for jaxpr in jaxprs.inner(
+            eqn
+        ):  # an unknown call: anything may depend on anything
             together = join(
                 [together, *self.read(jaxpr, [together] * len(jaxpr.invars))]
             )
@@ -305,20 +307,15 @@ def _has(program: Any, axis_name: str, counts: Callable[[str], bool]) -> bool:
 
     Those of jaxdp always do; of JAX's primitives over the axis, `counts` says which.
     """
-    for eqn in _open(program).eqns:
+    for eqn in jaxprs.opened(program).eqns:
         collective = eqn.params.get("collective")
         if collective is not None and collective.axis_name == axis_name:
             return True
         if axis_name in _axes(eqn.params) and counts(eqn.primitive.name):
             return True
-        if any(_has(j, axis_name, counts) for j in jaxprs_in_params(eqn.params)):
+        if any(_has(j, axis_name, counts) for j in jaxprs.inner(eqn)):
             return True
     return False
-
-
-def _open(jaxpr: Any) -> Jaxpr:
-    """The jaxpr without its constants."""
-    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
 
 
 def _names(spec: Any) -> set:

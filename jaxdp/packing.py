@@ -4,7 +4,7 @@ The leaves of one dtype travel together, as one `[chunks, length]` buffer. Leave
 their dtype; typed keys travel as the integers they are made of.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -78,11 +78,22 @@ def stacked(collective: Collective, leaves: list[jax.Array]) -> list[jax.Array]:
     ]
 
 
-def side_by_side(collective: Collective, chunks: list[jax.Array]) -> list[jax.Array]:
-    """Runs on `[rows, length]` matrices side by side."""
+def side_by_side(
+    move: Callable[[jax.Array], jax.Array], chunks: list[jax.Array]
+) -> list[jax.Array]:
+    """Runs a collective on `[rows, length]` matrices side by side."""
     lengths = [matrix.shape[1] for matrix in chunks]
-    result = collective(jnp.concatenate(chunks, axis=1))
-    return jnp.split(result, np.cumsum(lengths)[:-1], axis=1)
+    return apart(move(jnp.concatenate(chunks, axis=1)), lengths)
+
+
+def apart(matrices: jax.Array, lengths: Sequence[int]) -> list[jax.Array]:
+    """Takes `[rows, sum(lengths)]` apart."""
+    return jnp.split(matrices, np.cumsum(lengths)[:-1], axis=1)
+
+
+def unpadded(parts: jax.Array, like: Any) -> jax.Array:
+    """A leaf of the shape of `like`, from its parts with zeros at the end."""
+    return parts.reshape(-1)[: np.size(like)].reshape(np.shape(like))
 
 
 def chunked(array: jax.Array, chunks: int) -> jax.Array:

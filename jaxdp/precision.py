@@ -238,6 +238,11 @@ def first_nonfinite(leaves: Sequence[jax.Array]) -> jax.Array:
     return found
 
 
+def has_failed(state: LossScale) -> bool:
+    """Whether gradients overflowed at the floor; waits for the step that says so."""
+    return not isinstance(state.failed_step, Tracer) and int(state.failed_step) >= 0
+
+
 def check_not_failed(state: LossScale, names: Sequence[str], caller: str) -> None:
     """Ends a run whose gradients overflow at the smallest scale.
 
@@ -251,7 +256,7 @@ def check_not_failed(state: LossScale, names: Sequence[str], caller: str) -> Non
     Raises:
         FloatingPointError: It has failed; names the step and the leaf.
     """
-    if isinstance(state.failed_step, Tracer) or int(state.failed_step) < 0:
+    if not has_failed(state):
         return
     raise FloatingPointError(
         f"{caller} got a state whose loss scale was at its floor, {state.scale:g}, "

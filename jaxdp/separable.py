@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from jaxdp import jaxprs
 from jaxdp.buckets import same_types
 from jaxdp.serving import part_shape
 
@@ -149,8 +150,7 @@ def _described(tree: PyTree) -> str:
 
 def _operations(program: ClosedJaxpr | Jaxpr) -> Iterator[str]:
     """Names of all primitives, in order."""
-    jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
-    for eqn in jaxpr.eqns:
+    for eqn in jaxprs.opened(program).eqns:
         yield eqn.primitive.name
-        for inner in jaxprs_in_params(eqn.params):
+        for inner in jaxprs.inner(eqn):
             yield from _operations(inner)

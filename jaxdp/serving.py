@@ -5,7 +5,8 @@ equal parts, and server s owns part s of every leaf. Parts keep the number of
 dimensions of their leaf, `(1, ..., 1, length)`, so that a mask by `ndim` still holds.
 
 `push`, `collect` and `pull` run inside `shard_map`. Floats are `[S, ...]` before a push
-and after a pull; leaves that are no floats stay as they are.
+and after a pull; leaves that are no floats stay as they are. A `collect` adds nothing,
+and so it moves leaves of any dtype.
 """
 
 import math
@@ -13,11 +14,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdp import algorithms
-from jaxdp.buckets import is_summable
-from jaxdp.packing import per_dtype, side_by_side
+from jaxdp.buckets import is_movable, is_summable
+from jaxdp.packing import per_dtype, side_by_side, unpadded
 from jaxdp.primitive import Collective
 from jaxdp.schedule import Schedule, verify
 
@@ -46,11 +46,7 @@ def split(tree: PyTree, parts: int) -> PyTree:
 
 def joined(parts: PyTree, like: PyTree) -> PyTree:
     """Undoes `split`; `like` has the shapes."""
-    return jax.tree.map(
-        lambda part, leaf: part.reshape(-1)[: np.size(leaf)].reshape(np.shape(leaf)),
-        parts,
-        like,
-    )
+    return jax.tree.map(unpadded, parts, like)
 
 
 def push(
@@ -115,6 +111,8 @@ def _run(
     """Moves the rows of all leaves of a dtype together."""
     collective = Collective(kind, verify(schedule), axis_name, divisor=divisor)
 
+    takes_part = is_movable if kind == "collect" else is_summable
+
     def move(leaves):
         rows = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
         return [
@@ -122,7 +120,7 @@ def _run(
             for moved, leaf in zip(side_by_side(collective, rows), leaves, strict=True)
         ]
 
-    return per_dtype(tree, is_summable, move)
+    return per_dtype(tree, takes_part, move)
 
 
 def _leading(kind: str, moved: jax.Array) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from jaxdp.data import shard_batch, with_servers
 from jaxdp.designs import Design
 from jaxdp.loss import Contribution, Mean
 from jaxdp.mesh import without_mesh, worker_mesh
-from jaxdp.precision import check_not_failed
+from jaxdp.precision import check_not_failed, has_failed
 from jaxdp.replica import Replica
 from jaxdp.state import (
     TrainState,
@@ -175,7 +175,7 @@ class Trainer:
         if state.loss_scale is None:
             return
         is_ready = getattr(state.loss_scale.failed_step, "is_ready", lambda: True)
-        if wait or is_ready():
+        if (wait or is_ready()) and has_failed(state.loss_scale):
             names = [name for name, _ in _named(state.params, "params")]
             check_not_failed(state.loss_scale, names, f"train.{caller}")
 

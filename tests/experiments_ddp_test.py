@@ -9,12 +9,10 @@ import pytest
 import jaxdp
 from experiments import ddp
 from experiments.parts import ddp_accumulation, ddp_buckets, ddp_rivals
+from tests.helpers import needs_torch
 
 SIZES = ddp_buckets.Sizes(layers=3, width=8, rows=2)  # 288 bytes of gradients a layer
 ONE_LAYER = 1.01 * SIZES.layer_mb
-torch_missing = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"
-)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +117,7 @@ def test_pytorch_is_left_out_where_it_is_missing(monkeypatch, capsys):
 
 
 @pytest.mark.torch
-@torch_missing
+@needs_torch
 def test_same_parameters_as_pytorch():
     from experiments.parts import ddp_torch
 

@@ -1,6 +1,5 @@
 """The experiment `errors`: what its checks accept and refuse, and its references."""
 
-import importlib.util
 import re
 import sys
 
@@ -17,11 +16,9 @@ from experiments.parts import (
     pytorch,
     recurrent,
 )
+from tests.helpers import needs_torch
 
 COUNTS = {"devices": 7, "inputs": 6, "shapes": 5, "models": 6, "steps": 4}
-needs_torch = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"
-)
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
-"""What the tests of collectives share: runners, NumPy references, compiled programs.
+"""What tests share: runners of collectives, NumPy references, compiled programs.
 
 Everywhere entry r of a leading axis of length N belongs to rank r.
 """
 
+import importlib.util
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,12 +12,16 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxdp
 
 PyTree = Any
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"
+)
 MODES = ("checked", "unchecked", "pmap")
 SUMS = ("all_reduce", "reduce_scatter", "reduce")
 REPLICATED = ("all_reduce", "all_gather", "broadcast")

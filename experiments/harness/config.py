@@ -1,8 +1,15 @@
-"""The options that every experiment has."""
+"""The options that every experiment has, and the precision that many ask for."""
 
 import dataclasses
+import functools
 import pathlib
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, ParamSpec, TypeVar
+
+import jax
+
+Parameters = ParamSpec("Parameters")
+Found = TypeVar("Found")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,3 +51,16 @@ class Config:
                 f"--repeats got {repeats}. A median with quartiles needs at least 2, "
                 "and 20 to mean much: give more."
             )
+
+
+def full_precision(
+    function: Callable[Parameters, Found],
+) -> Callable[Parameters, Found]:
+    """Runs a function whose matrix products GPUs would round from float32 to TF32."""
+
+    @functools.wraps(function)
+    def precise(*args: Parameters.args, **keywords: Parameters.kwargs) -> Found:
+        with jax.default_matmul_precision("highest"):
+            return function(*args, **keywords)
+
+    return precise

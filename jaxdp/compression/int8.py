@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxdp.compression.quantized import Quantized, side_by_side
+from jaxdp.compression.quantized import Quantized
+from jaxdp.packing import apart
 
 LARGEST = 127  # as many numbers above zero as below
 
@@ -64,11 +65,11 @@ class Int8(Quantized):
 
     def decode(self, encoded, lengths, dtype):
         """Integers times their scales; a scale of NaN or infinity makes them such."""
-        integers = side_by_side(encoded[:, : sum(lengths)], lengths)
+        integers = apart(encoded[:, : sum(lengths)], lengths)
         every = [self._blocks(leaf.astype(dtype)) for leaf in integers]
         bits = encoded[:, sum(lengths) :].reshape(len(encoded), -1, 2)
         scales = lax.bitcast_convert_type(bits, jnp.bfloat16).astype(dtype)
-        scales = side_by_side(scales, [blocks.shape[1] for blocks in every])
+        scales = apart(scales, [blocks.shape[1] for blocks in every])
         return [
             (blocks * scale[..., None]).reshape(len(encoded), -1)[:, :length]
             for blocks, scale, length in zip(every, scales, lengths, strict=True)
@@ -98,7 +99,7 @@ class Int8(Quantized):
         drawn = jax.vmap(draw, out_axes=1)(keys[leaf], number)
         return [
             part[..., : blocks.shape[-1]]
-            for part, blocks in zip(side_by_side(drawn, counts), every, strict=True)
+            for part, blocks in zip(apart(drawn, counts), every, strict=True)
         ]
 
 

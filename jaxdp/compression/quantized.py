@@ -29,7 +29,7 @@ from jax import lax
 
 from jaxdp.compression.base import Compression, Travelled
 from jaxdp.executor import accumulation_dtype
-from jaxdp.packing import chunked
+from jaxdp.packing import apart, chunked, unpadded
 
 
 class Quantized(Compression):
@@ -98,7 +98,9 @@ class Quantized(Compression):
         ]
         means = decoded(everywhere[:, 0])
         return Travelled(
-            list(map(_whole, means, leaves)), list(map(_whole, sent, leaves)), states
+            list(map(unpadded, means, leaves)),
+            list(map(unpadded, sent, leaves)),
+            states,
         )
 
 
@@ -124,7 +126,7 @@ class _Cast(Quantized):
 
     def decode(self, encoded, lengths, dtype):
         """Widens."""
-        return [leaf.astype(dtype) for leaf in side_by_side(encoded, lengths)]
+        return [leaf.astype(dtype) for leaf in apart(encoded, lengths)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,13 +184,3 @@ def _sum(parts: jax.Array) -> jax.Array:
     Written out, because XLA may reorder a reduction by its size.
     """
     return functools.reduce(operator.add, jnp.split(parts, parts.shape[0]))
-
-
-def _whole(parts: jax.Array, leaf: jax.Array) -> jax.Array:
-    """Puts a leaf together again, without its padding."""
-    return parts.reshape(-1)[: leaf.size].reshape(leaf.shape)
-
-
-def side_by_side(rows: jax.Array, lengths: Sequence[int]) -> list[jax.Array]:
-    """Takes `[rows, sum(lengths)]` apart."""
-    return jnp.split(rows, np.cumsum(lengths)[:-1], axis=1)

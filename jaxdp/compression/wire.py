@@ -7,12 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxdp import algorithms, guard
-from jaxdp.buckets import is_movable
+from jaxdp import guard, serving
 from jaxdp.collectives import all_gather, all_reduce
-from jaxdp.packing import per_dtype, side_by_side
-from jaxdp.primitive import Collective
-from jaxdp.schedule import Schedule, verify
+from jaxdp.schedule import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,16 +59,8 @@ class BucketWire:
 
     def to_owners(self, arrays: list[jax.Array]) -> list[jax.Array]:
         """All to all; 1 round, (N - 1) K / N bytes sent per device."""
-        schedule = algorithms.sharded_servers_collect(self.devices, self.devices)
-        collective = Collective("collect", verify(schedule), self.axis_name)
-
-        def move(leaves):
-            rows = [leaf.reshape(self.devices, -1) for leaf in leaves]
-            moved = side_by_side(collective, rows)
-            pairs = zip(moved, leaves, strict=True)
-            return [row.reshape(leaf.shape) for row, leaf in pairs]
-
-        return per_dtype(arrays, is_movable, move)
+        devices = self.devices
+        return serving.collect(arrays, self.axis_name, devices, devices, False)
 
     def gather(self, arrays: list[jax.Array]) -> list[jax.Array]:
         """All-gather; N - 1 rounds, (N - 1) K bytes sent per device."""

@@ -6,10 +6,8 @@ exchange of PyTorch's DistributedDataParallel (Li et al., VLDB 2020, section 3).
 """
 
 import dataclasses
-from typing import ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jaxdp.buckets import assign
@@ -18,6 +16,7 @@ from jaxdp.compression import Compression
 from jaxdp.designs.bucketed import GPUS, Bucketed
 from jaxdp.designs.compressed import Compressible
 from jaxdp.executor import accumulation_dtype
+from jaxdp.packing import side_by_side
 from jaxdp.primitive import scheduled
 
 
@@ -42,8 +41,6 @@ class RingAllReduce(Compressible):
     first_bucket_mb: float | None = 1.0
     overlap: bool = True
     compression: Compression | None = None
-
-    algorithm: ClassVar[Algorithm] = "ring"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +108,10 @@ class NativeAllReduce(Bucketed):
 
     def _mean(self, leaves, axis_name):
         leaves = [jnp.asarray(leaf) for leaf in leaves]
-        devices, dtype = lax.axis_size(axis_name), leaves[0].dtype
-        flat = [leaf.astype(accumulation_dtype(dtype)).reshape(-1) for leaf in leaves]
-        total = lax.psum(jnp.concatenate(flat), axis_name)
-        mean = (total / devices).astype(dtype)
-        parts = jnp.split(mean, np.cumsum([leaf.size for leaf in leaves])[:-1])
-        return [p.reshape(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)]
+
+        def mean(flat):
+            total = lax.psum(flat.astype(accumulation_dtype(flat.dtype)), axis_name)
+            return (total / lax.axis_size(axis_name)).astype(flat.dtype)
+
+        flat = side_by_side(mean, [leaf.reshape(1, leaf.size) for leaf in leaves])
+        return [x.reshape(leaf.shape) for x, leaf in zip(flat, leaves, strict=True)]

@@ -12,17 +12,23 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.buckets import assign, is_summable
+from jaxdp.collectives import Algorithm, all_reduce
 from jaxdp.designs.base import Design
+from jaxdp.loss import Contribution
 
 GPUS = ("cuda", "gpu", "rocm")  # names of the platform
 
 
 class Bucketed(Design):
-    """Base of designs that average in buckets; they have these options."""
+    """Base of designs that average in buckets; they have these options.
+
+    A bucket travels by rounds of our own, unless `_mean` is overridden.
+    """
 
     bucket_cap_mb: float | None
     first_bucket_mb: float | None
     overlap: bool
+    algorithm: Algorithm = "ring"
 
     def check(self, devices):
         """Checks the options."""
@@ -37,6 +43,16 @@ class Bucketed(Design):
                     "the first one be as large as the others."
                 )
 
+    def compiler_options(self, platform):
+        """Keeps XLA from combining permutes of different buckets.
+
+        On GPUs it combines small ones between the same devices, and then one bucket
+        waits for the gradients of another.
+        """
+        if platform not in GPUS:
+            return {}
+        return {"xla_gpu_collective_permute_combine_threshold_bytes": 0}
+
     def assign(self, leaves, ready):
         """Buckets in the order in which their last leaf is ready."""
         return assign(leaves, self.bucket_cap_mb, self.first_bucket_mb, ready)
@@ -50,30 +66,27 @@ class Bucketed(Design):
                 leaves[i] = leaf
         return leaves
 
+    def rest_averaged(self, contribution: Contribution, axis_name: str) -> Contribution:
+        """The contribution with all averaged but its gradients."""
+        count = len(jax.tree.leaves(contribution.gradients))
+        leaves, structure = jax.tree.flatten(contribution)
+        ready = contribution.ready[count:]
+        leaves[count:] = self.averaged(leaves[count:], ready, axis_name)
+        return structure.unflatten(leaves)
+
     def released(self, leaves: list) -> list:
         """The leaves, as early as they may travel: all together without overlap."""
         return list(leaves) if self.overlap else _together(leaves)
 
     def _mean(self, leaves: list, axis_name: str) -> list:
         """Averages one bucket."""
-        raise NotImplementedError
+        return all_reduce(leaves, axis_name, self.algorithm, mean=True)
 
     def exchange(self, contribution, params, opt_state, update, axis_name):
         """Averages bucket by bucket, then updates on every device."""
         leaves, structure = jax.tree.flatten(contribution)
         leaves = self.averaged(leaves, contribution.ready, axis_name)
         return update(jax.tree.unflatten(structure, leaves), params, opt_state)
-
-
-def rings_apart(platform: str) -> dict[str, Any]:
-    """Options that keep XLA from combining permutes of different buckets.
-
-    On GPUs it combines small ones between the same devices, and then one bucket waits
-    for the gradients of another.
-    """
-    if platform not in GPUS:
-        return {}
-    return {"xla_gpu_collective_permute_combine_threshold_bytes": 0}
 
 
 def _together(leaves: list) -> list:

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jaxdp.collectives import Algorithm, all_reduce
 from jaxdp.compression import BucketWire, Compression, exchange
 from jaxdp.designs.base import PyTree
-from jaxdp.designs.bucketed import Bucketed, rings_apart
+from jaxdp.designs.bucketed import Bucketed
 from jaxdp.designs.update import Updated
 from jaxdp.loss import Mean
 from jaxdp.trees import stacked, where
@@ -34,7 +33,6 @@ class Compressible(Bucketed):
     """Base of designs whose buckets travel by rounds of our own."""
 
     compression: Compression | None
-    algorithm: Algorithm
 
     def buckets(self, contribution):
         """Compressed gradients travel by themselves."""
@@ -45,10 +43,6 @@ class Compressible(Bucketed):
         rest = self.assign(leaves[count:], ready[count:])
         gradients = self.assign(leaves[:count], ready[:count])
         return [[count + i for i in bucket] for bucket in rest] + gradients
-
-    def compiler_options(self, platform):
-        """Keeps XLA from combining permutes of different buckets."""
-        return rings_apart(platform)
 
     def check_training(self, optimizer, params, sizes):
         """Checks that the parameters can be compressed."""
@@ -80,27 +74,20 @@ class Compressible(Bucketed):
             return super().exchange(contribution, params, opt_state, update, axis_name)
         return self._compressed(contribution, params, opt_state, update, axis_name)
 
-    def _mean(self, leaves, axis_name):
-        return all_reduce(leaves, axis_name, self.algorithm, mean=True)
-
     def _compressed(self, contribution, params, kept, update, axis_name) -> Updated:
         """Gradients travel compressed; loss, metrics and model state as they are.
 
         What is compressed is in the unit of the final gradient, so that a residual
         means the same in steps of another weight or loss scale.
         """
-        count = len(jax.tree.leaves(contribution.gradients))
-        leaves, structure = jax.tree.flatten(contribution)
-        ready = contribution.ready
-        leaves[count:] = self.averaged(leaves[count:], ready[count:], axis_name)
-        mean = jax.tree.unflatten(structure, leaves)
+        mean = self.rest_averaged(contribution, axis_name)
         local = update.gradients(Mean(mean.gradients, mean.loss.weight))
         shape = jax.tree.structure(params)
         residuals = None
         if kept.residuals is not None:
             residuals = [x[0] for x in shape.flatten_up_to(kept.residuals)]
         parcels = _Parcels(shape.flatten_up_to(local), residuals, [*kept.states])
-        self._exchange(parcels, ready[:count], update.step, axis_name)
+        self._exchange(parcels, contribution.ready, update.step, axis_name)
         gradients = shape.unflatten(parcels.gradients)
         params, opt_state, results = update.with_gradients(
             gradients, mean, params, kept.opt_state

@@ -16,9 +16,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxdp import guard
-from jaxdp.collectives import all_reduce
 from jaxdp.designs.base import PyTree
-from jaxdp.designs.bucketed import Bucketed, rings_apart
+from jaxdp.designs.bucketed import Bucketed
 from jaxdp.designs.update import Update, Updated
 from jaxdp.loss import Contribution, Mean
 from jaxdp.trees import stacked
@@ -60,10 +59,6 @@ class LocalSGD(Bucketed):
                     f"{least}. For averages in every step use jaxdp.RingAllReduce."
                 )
 
-    def compiler_options(self, platform):
-        """Keeps XLA from combining permutes of different buckets."""
-        return rings_apart(platform)
-
     def init_params(self, params, sizes):
         """A copy for every device."""
         return stacked(params, sizes)
@@ -90,15 +85,11 @@ class LocalSGD(Bucketed):
 
     def exchange(self, contribution, params, opt_state, update, axis_name):
         """Updates this replica's parameters, and averages them when it is time."""
-        count = len(jax.tree.leaves(contribution.gradients))
-        leaves, structure = jax.tree.flatten(contribution)
-        ready = contribution.ready
-        leaves[count:] = self.averaged(leaves[count:], ready[count:], axis_name)
-        mean = structure.unflatten(leaves)
+        mean = self.rest_averaged(contribution, axis_name)
 
         def together():
-            shape = jax.tree.structure(contribution.gradients)
-            total = self.averaged(leaves[:count], ready[:count], axis_name)
+            leaves, shape = jax.tree.flatten(contribution.gradients)
+            total = self.averaged(leaves, contribution.ready, axis_name)
             return update.gradients(Mean(shape.unflatten(total), mean.loss.weight))
 
         def alone():
@@ -128,9 +119,6 @@ class LocalSGD(Bucketed):
 
         due = (step >= self.start_step) & ((step + 1) % self.sync_every == 0)
         return lax.cond(due, average, lambda params: params, params)
-
-    def _mean(self, leaves, axis_name):
-        return all_reduce(leaves, axis_name, mean=True)
 
 
 def _own_mean(contribution: Contribution, update: Update) -> PyTree:

@@ -83,11 +83,11 @@ class Update:
             agree: Makes one `Results.nonfinite` of those of all devices, where
                 gradients differ between them.
         """
+        gradients = _filled(gradients, params)
         updated, state = self._optimized(gradients, params, opt_state)
         results = self.results(mean)
         if self.scaled:
-            filled = jax.tree.leaves(_filled(gradients, params))
-            nonfinite = agree(first_nonfinite(filled))
+            nonfinite = agree(first_nonfinite(jax.tree.leaves(gradients)))
             updated, state = where(nonfinite < 0, (updated, state), (params, opt_state))
             results = results._replace(nonfinite=nonfinite)
         return Updated(updated, state, results)
@@ -104,7 +104,8 @@ class Update:
             staleness: How many updates old the weights of the gradients are, for
                 optimizers that ask (`jaxdp.scale_by_staleness`).
         """
-        return self._optimized(self.gradients(mean), params, opt_state, staleness)
+        gradients = _filled(self.gradients(mean), params)
+        return self._optimized(gradients, params, opt_state, staleness)
 
     def gradients(self, mean: Mean) -> PyTree:
         """Divides by the weight."""
@@ -116,7 +117,6 @@ class Update:
         """Runs the optimizer."""
         update = optax.with_extra_args_support(self.optimizer).update
         staleness = jnp.asarray(staleness, jnp.int32)
-        gradients = _filled(gradients, params)
         updates, new = update(gradients, opt_state, params, staleness=staleness)
         # A learning rate that is an array may have widened what it met.
         new = jax.tree.map(_like, new, opt_state)
