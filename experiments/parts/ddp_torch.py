@@ -54,13 +54,15 @@ def parity(processes: int) -> Rows:
 
 def costs(seconds: float, processes: int) -> Rows:
     """What distributing costs, in short; `make bench` says more."""
+    names = {design: way for way, design in distributing.WAYS.items()}
     label = (
         f"real processes, one thread each, gloo; {distributing.BASELINE}; median and "
-        "quartiles of blocks in turns"
+        "quartiles of blocks in turns; "
+        + "; ".join(f"{way}: {design}" for design, way in names.items())
     )
     return [
         {
-            "model and design": f"{cost.model}, {cost.design}",
+            "ours": f"{cost.model}, {names[cost.design]}",
             "processes": cost.processes,
             "step, ours_ms": cost.ours_ms[1],
             "step, DDP_ms": cost.theirs_ms[1],
