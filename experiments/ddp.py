@@ -19,8 +19,9 @@ Expected numbers, for N = 8 devices and L = 8 layers:
                    multiplications of the backward pass, the last for 9: those it is
                    made of; without overlap all wait for 15
   accumulation     1/k of the bytes per row; the gradient of the full batch, to 1e-5
-  PyTorch          the same parameters after 20 steps, to 1e-4; distributing costs no
-                   more than theirs
+  PyTorch          the same parameters after 20 steps, to 1e-4; by recursive doubling
+                   distributing costs no more than theirs, by a ring often more: at
+                   this size rounds cost, and not bytes
   busiest device   sends N / 2 times the bytes of a ring under DataParallel
 """
 
