@@ -165,6 +165,31 @@ class Trainer:
         self._check(state, "lower")
         return without_mesh(self.jitted_step.lower)(state, self._batch(batch))
 
+    def on(self, mesh: Mesh) -> "Trainer":
+        """The same training on another mesh, whose devices need not be here."""
+        return Trainer(self.replica, mesh)
+
+    def lower_abstract(self, given: PyTree, batch: PyTree) -> jax.stages.Lowered:
+        """The step's program, of shapes alone.
+
+        Args:
+            given: Parameters, or a state of this training on any mesh.
+            batch: The global batch.
+        """
+        rng, model_state = None, None
+        if isinstance(given, TrainState):
+            rng, model_state = given.rng, given.model_state
+            if self.specs[0].model_state != P():  # a copy for each replica
+                model_state = jax.tree.map(
+                    lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), model_state
+                )
+            given = jax.eval_shape(given.design.full_params, given.params)
+        state = jax.eval_shape(self.jitted_init, given, rng, model_state)
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch
+        )
+        return without_mesh(self.jitted_step.lower)(state, self._batch(shapes))
+
     def _check(self, state: TrainState, caller: str, wait: bool = False) -> None:
         """Refuses a state of another program, or one whose loss scale has failed.
 

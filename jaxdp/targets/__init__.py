@@ -1,0 +1,22 @@
+"""Accelerators that need not be here: compiled for, and priced, from their data sheets.
+
+A chip is a file in `chips/`; what joins chips is in `links.toml`.
+"""
+
+from jaxdp.targets.chips import NAMES, Chip, chip
+from jaxdp.targets.compile import compile_for
+from jaxdp.targets.hardware import Hardware, Link, hardware, link
+from jaxdp.targets.topology import mesh, missing
+
+__all__ = (
+    "NAMES",
+    "Chip",
+    "Hardware",
+    "Link",
+    "chip",
+    "compile_for",
+    "hardware",
+    "link",
+    "mesh",
+    "missing",
+)
