@@ -10,7 +10,7 @@ by `jax.Device.id`. All figures are for one run of the program.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -34,12 +34,16 @@ class ProgramReport:
         logical_collectives: those the program was written with; None without
             `traced`.
         memory: None where the backend does not say, and for text.
+        module: the parsed text.
+        arguments: shapes of what the program takes, as `(args, kwargs)`; None for text.
     """
 
     collectives: tuple[CollectiveOp, ...]
     devices: int
     logical_collectives: tuple[CollectiveOp, ...] | None = None
     memory: Memory | None = None
+    module: hlo.Module | None = field(default=None, repr=False, compare=False)
+    arguments: Any = field(default=None, repr=False, compare=False)
 
     @cached_property
     def sent_bytes(self) -> tuple[int, ...]:
@@ -78,6 +82,32 @@ class ProgramReport:
     def static_count(self, kind: str) -> int:
         """How many operations of a kind the text has, whatever runs them how often."""
         return sum(op.kind == kind for op in self.collectives)
+
+    @cached_property
+    def rounds(self) -> int:
+        """Rounds of communication on the longest chain of collectives that wait."""
+        return critical_rounds(self._module("rounds"))
+
+    def timeline(self, hardware: Hardware | str) -> Timeline:
+        """When the program computes and communicates on some hardware, predicted.
+
+        Args:
+            hardware: A `jaxdp.targets.Hardware`, or a target such as "h100".
+        """
+        return replay(self._module("timeline"), hardware)
+
+    def exposed_communication(self, hardware: Hardware | str) -> float:
+        """Seconds that communication adds to the program, predicted."""
+        return self.timeline(hardware).exposed_s
+
+    def verify(self, train: Any, *arguments: Any) -> Verdict:
+        """Whether the compiler kept the design of a training.
+
+        Args:
+            train: What `jaxdp.data_parallel` made.
+            arguments: State and batch of the step; for a report made of text alone.
+        """
+        return verify(self, train, *arguments)
 
     def summary(self) -> str:
         """A plain-text table: one line per collective, then the totals."""
@@ -130,6 +160,8 @@ def analyze(compiled: Any, traced: Any = None) -> ProgramReport:
         devices=module.devices,
         logical_collectives=written,
         memory=None if isinstance(compiled, str) else memory_of(compiled),
+        module=module,
+        arguments=None if isinstance(compiled, str) else compiled.in_avals,
     )
 
 
