@@ -4,6 +4,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+GPT2_SMALL = {
+    "vocabulary": 50257,
+    "context": 1024,
+    "width": 768,
+    "blocks": 12,
+    "heads": 12,
+    "tied": True,
+}
+
 
 class Block(nnx.Module):
     """Attention to characters before, then two linear layers, each added to its input.
@@ -26,7 +35,11 @@ class Block(nnx.Module):
 
 
 class CharTransformer(nnx.Module):
-    """Two blocks of four heads: characters `[B, T]` to logits `[B, T, vocabulary]`."""
+    """Blocks of attention: characters `[B, T]` to logits `[B, T, vocabulary]`.
+
+    With `GPT2_SMALL` it has the sizes of the smallest GPT-2 (Radford et al. 2019, table
+    2): 124,439,808 parameters, since `tied` uses the table of embeddings twice.
+    """
 
     def __init__(
         self,
@@ -35,13 +48,15 @@ class CharTransformer(nnx.Module):
         context: int = 32,
         width: int = 48,
         blocks: int = 2,
+        heads: int = 4,
+        tied: bool = False,
     ):
         """Makes 70,592 parameters, or others with other sizes."""
         self.characters = nnx.Embed(vocabulary, width, rngs=rngs)
         self.places = nnx.Embed(context, width, rngs=rngs)
-        self.blocks = nnx.List([Block(width, 4, rngs) for _ in range(blocks)])
+        self.blocks = nnx.List([Block(width, heads, rngs) for _ in range(blocks)])
         self.norm = nnx.LayerNorm(width, rngs=rngs)
-        self.head = nnx.Linear(width, vocabulary, rngs=rngs)
+        self.head = None if tied else nnx.Linear(width, vocabulary, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Logits of each next character, from it and those before it alone."""
@@ -49,4 +64,5 @@ class CharTransformer(nnx.Module):
         x = self.characters(x) + self.places(jnp.arange(x.shape[1]))[None]
         for block in self.blocks:
             x = block(x, mask)
-        return self.head(self.norm(x))
+        x = self.norm(x)
+        return self.characters.attend(x) if self.head is None else self.head(x)

@@ -19,6 +19,7 @@ from jax.extend.core import Jaxpr
 import jaxdp
 from experiments import models
 from experiments.models.resnet import STAGES
+from experiments.models.transformer import GPT2_SMALL
 from jaxdp.precision import DTYPES, Precision
 
 PyTree = Any
@@ -87,11 +88,24 @@ def transformer(
     """A transformer of the size of GPT-2, but for its vocabulary; Adam."""
     width, blocks, context = (16, 1, 8) if tiny else (768, blocks, 256)
     sizes = {"width": width, "blocks": blocks, "context": context}
+    return _transformer("transformer, Adam", sizes, precision, follow)
+
+
+def gpt2_small(tiny: bool, precision: Precision) -> Model:
+    """GPT-2 small in every size, on tokens; Adam."""
+    sizes = GPT2_SMALL
+    if tiny:
+        sizes = {"vocabulary": 50, "context": 8, "width": 16, "blocks": 1, "tied": True}
+    return _transformer("GPT-2 small, Adam", sizes, precision, True)
+
+
+def _transformer(name: str, sizes: Any, precision: Precision, follow: bool) -> Model:
+    """A transformer of some sizes."""
     split = _split(
         lambda: models.CharTransformer(nnx.Rngs(0), **sizes), precision, follow
     )
-    characters = jax.ShapeDtypeStruct((context,), jnp.int32)
-    return Model("transformer, Adam", *split, (characters, characters), optax.adam(0.1))
+    tokens = jax.ShapeDtypeStruct((sizes["context"],), jnp.int32)
+    return Model(name, *split, (tokens, tokens), optax.adam(0.1))
 
 
 def follow_inputs(module: nnx.Module, precision: Precision) -> None:

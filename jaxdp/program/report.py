@@ -12,14 +12,20 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jaxdp.program import hlo, logical, traffic, walk
 from jaxdp.program.collective import CollectiveOp
 from jaxdp.program.memory import Memory, memory_of
+from jaxdp.program.rounds import critical_rounds
 from jaxdp.program.table import table
+
+if TYPE_CHECKING:  # what is computed on demand is imported on demand
+    from jaxdp.program.timeline import Timeline
+    from jaxdp.program.verdict import Verdict
+    from jaxdp.targets import Hardware
 
 _COMPILE = "jax.jit(f).lower(*args).compile()"
 
@@ -88,25 +94,29 @@ class ProgramReport:
         """Rounds of communication on the longest chain of collectives that wait."""
         return critical_rounds(self._module("rounds"))
 
-    def timeline(self, hardware: Hardware | str) -> Timeline:
+    def timeline(self, hardware: "Hardware | str") -> "Timeline":
         """When the program computes and communicates on some hardware, predicted.
 
         Args:
             hardware: A `jaxdp.targets.Hardware`, or a target such as "h100".
         """
+        from jaxdp.program.timeline import replay
+
         return replay(self._module("timeline"), hardware)
 
-    def exposed_communication(self, hardware: Hardware | str) -> float:
+    def exposed_communication(self, hardware: "Hardware | str") -> float:
         """Seconds that communication adds to the program, predicted."""
         return self.timeline(hardware).exposed_s
 
-    def verify(self, train: Any, *arguments: Any) -> Verdict:
+    def verify(self, train: Any, *arguments: Any) -> "Verdict":
         """Whether the compiler kept the design of a training.
 
         Args:
             train: What `jaxdp.data_parallel` made.
             arguments: State and batch of the step; for a report made of text alone.
         """
+        from jaxdp.program.verdict import verify
+
         return verify(self, train, *arguments)
 
     def summary(self) -> str:
@@ -122,6 +132,19 @@ class ProgramReport:
     def __str__(self) -> str:
         """The summary."""
         return self.summary()
+
+    def _module(self, asked: str) -> hlo.Module:
+        """The parsed text.
+
+        Raises:
+            ValueError: The report was made by hand, without one.
+        """
+        if self.module is None:
+            raise ValueError(
+                f"report.{asked} got a report without a program: its module is None. "
+                "It reads the program's text. Make the report with jaxdp.analyze."
+            )
+        return self.module
 
     def _per_device(self, total: Mapping[int, int]) -> tuple[int, ...]:
         return tuple(total.get(device, 0) for device in range(self.devices))
