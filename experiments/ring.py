@@ -32,7 +32,7 @@ import jaxdp
 from experiments.harness import config as harness
 from experiments.harness import plots, show, timing
 from experiments.harness.result import Claim, Result, Rows
-from experiments.parts import ownership, traffic
+from experiments.parts import ownership, ring_traffic
 from jaxdp import algorithms
 from jaxdp.draw import draw_schedule
 from jaxdp.schedule import Holdings, simulate
@@ -89,14 +89,14 @@ def run(config: Config) -> Result:
         },
         figures={
             title: draw_schedule(algorithms.ring(WALKED), title=title),
-            "Bytes sent per device": traffic.plot(counted),
+            "Bytes sent per device": ring_traffic.plot(counted),
             "All-reduce times": plot_times(times),
         },
         programs={
-            f"Ring {name} on {config.devices} devices": traffic.compiled(
+            f"Ring {name} on {config.devices} devices": ring_traffic.compiled(
                 name, config.devices
             )
-            for name in traffic.COLLECTIVES
+            for name in ring_traffic.COLLECTIVES
         },
     )
 
@@ -104,10 +104,10 @@ def run(config: Config) -> Result:
 def count_traffic(devices: int) -> Rows:
     """Bytes per device for several N, in programs as far as there are devices."""
     sizes = sorted({n for n in COUNTED if n <= devices} | {devices})
-    total = len(sizes) * len(traffic.COLLECTIVES)
+    total = len(sizes) * len(ring_traffic.COLLECTIVES)
     with show.progress("counting bytes in programs", total) as advance:
-        rows = [traffic.in_programs(n, advance) for n in sizes]
-    return rows + [traffic.in_schedule(n) for n in FORETOLD if n > devices]
+        rows = [ring_traffic.in_programs(n, advance) for n in sizes]
+    return rows + [ring_traffic.in_schedule(n) for n in FORETOLD if n > devices]
 
 
 def agreement(mesh: Mesh) -> Rows:

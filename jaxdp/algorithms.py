@@ -28,12 +28,31 @@ servers 0 and 1:
        3        3 and 0
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Concatenate, ParamSpec
 
 from jaxdp.schedule import Placement, Round, Schedule, Transfer
 
+Options = ParamSpec("Options")
+Builder = Callable[Concatenate[int, Options], Schedule]
 
+
+def _for_any_devices(build: Builder[Options]) -> Builder[Options]:
+    """Lets the schedules of a function tell how to be built for other devices."""
+
+    @functools.wraps(build)
+    def built(devices: int, /, *args: Options.args, **options: Options.kwargs):
+        def family(other: int) -> Schedule:
+            return built(other, *args, **options)
+
+        return dataclasses.replace(build(devices, *args, **options), family=family)
+
+    return built
+
+
+@_for_any_devices
 def ring_reduce_scatter(devices: int) -> Schedule:
     """Ring reduce-scatter: device `r` ends with the complete chunk `r`.
 
@@ -49,6 +68,7 @@ def ring_reduce_scatter(devices: int) -> Schedule:
     return Schedule(name, devices, devices, starts, ends, rounds)
 
 
+@_for_any_devices
 def ring_all_gather(devices: int) -> Schedule:
     """Ring all-gather: device `r` starts with chunk `r`, every device ends with all.
 
@@ -64,6 +84,7 @@ def ring_all_gather(devices: int) -> Schedule:
     return Schedule(name, devices, devices, starts, ends, rounds)
 
 
+@_for_any_devices
 def ring(devices: int) -> Schedule:
     """Ring all-reduce: `ring_reduce_scatter`, then `ring_all_gather`.
 
@@ -73,6 +94,7 @@ def ring(devices: int) -> Schedule:
     return scattered.then(ring_all_gather(devices), f"ring({devices})")
 
 
+@_for_any_devices
 def star_reduce(devices: int, root: int = 0) -> Schedule:
     """Every device sends its whole buffer to the root, which adds them to its own.
 
@@ -87,6 +109,7 @@ def star_reduce(devices: int, root: int = 0) -> Schedule:
     return Schedule(name, devices, 1, starts, ends, _one_round(sends))
 
 
+@_for_any_devices
 def star_broadcast(devices: int, root: int = 0) -> Schedule:
     """The root sends its whole buffer to every other device.
 
@@ -99,6 +122,7 @@ def star_broadcast(devices: int, root: int = 0) -> Schedule:
     return Schedule(name, devices, 1, starts, ends, _one_round(sends))
 
 
+@_for_any_devices
 def star(devices: int, root: int = 0) -> Schedule:
     """Star all-reduce: `star_reduce` to the root, then `star_broadcast` from it.
 
@@ -109,6 +133,7 @@ def star(devices: int, root: int = 0) -> Schedule:
     return reduced.then(star_broadcast(devices, root), name)
 
 
+@_for_any_devices
 def recursive_doubling(devices: int) -> Schedule:
     """Recursive doubling: in round s everybody adds what rank r XOR 2^s has.
 
@@ -136,6 +161,7 @@ def recursive_doubling(devices: int) -> Schedule:
     return Schedule(name, devices, 1, everywhere, everywhere, tuple(rounds))
 
 
+@_for_any_devices
 def star_gather(devices: int, root: int = 0) -> Schedule:
     """Device `r` sends chunk `r`, all it has, to the root.
 
@@ -148,6 +174,7 @@ def star_gather(devices: int, root: int = 0) -> Schedule:
     return Schedule(name, devices, devices, starts, ends, _one_round(sends))
 
 
+@_for_any_devices
 def star_scatter(devices: int, root: int = 0) -> Schedule:
     """The root sends chunk `r` to device `r`.
 
@@ -160,6 +187,7 @@ def star_scatter(devices: int, root: int = 0) -> Schedule:
     return Schedule(name, devices, devices, starts, ends, _one_round(sends))
 
 
+@_for_any_devices
 def sharded_servers_push(
     devices: int, servers: int, dedicated: bool = False
 ) -> Schedule:
@@ -181,6 +209,7 @@ def sharded_servers_push(
     return Schedule(name, devices, servers, starts, ends, _one_round(sends))
 
 
+@_for_any_devices
 def sharded_servers_pull(devices: int, servers: int) -> Schedule:
     """Server `s` sends chunk `s` to every other device, servers too.
 
@@ -195,6 +224,7 @@ def sharded_servers_pull(devices: int, servers: int) -> Schedule:
     return Schedule(name, devices, servers, starts, ends, _one_round(sends))
 
 
+@_for_any_devices
 def sharded_servers(devices: int, servers: int, dedicated: bool = False) -> Schedule:
     """All-reduce of the workers through servers: push, then pull.
 
@@ -206,6 +236,7 @@ def sharded_servers(devices: int, servers: int, dedicated: bool = False) -> Sche
     return pushed.then(sharded_servers_pull(devices, servers), name)
 
 
+@_for_any_devices
 def sharded_servers_collect(
     devices: int, servers: int, dedicated: bool = False
 ) -> Schedule:

@@ -37,12 +37,14 @@ class Replica(NamedTuple):
     def step(self, state: TrainState, batch: PyTree):
         """One optimizer update, from this device's rows."""
         given = self._inputs(state, batch)
-        contribution, model_state = self._contribution(given)
+        with jax.named_scope("loss"):
+            contribution, model_state = self._contribution(given)
         scaled = given.scale is not None
         update = Update(self.optimizer, given.model_state, state.step, scaled)
-        params, opt_state, results = self.design.exchange(
-            contribution, state.params, state.opt_state, update, self.axis_name
-        )
+        with jax.named_scope("exchange"):
+            params, opt_state, results = self.design.exchange(
+                contribution, state.params, state.opt_state, update, self.axis_name
+            )
         if self.loss.policy == "mean":
             model_state = results.model_state
         elif model_state is not None:

@@ -26,7 +26,7 @@ device of `ends[c]`:
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -61,7 +61,10 @@ class Round:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A complete collective for `devices` devices; see the module docstring."""
+    """A complete collective for `devices` devices; see the module docstring.
+
+    `family` builds the same algorithm for other numbers of devices, where it is known.
+    """
 
     name: str
     devices: int
@@ -69,6 +72,26 @@ class Schedule:
     starts: Placement = dataclasses.field(repr=False)
     ends: Placement = dataclasses.field(repr=False)
     rounds: tuple[Round, ...] = dataclasses.field(repr=False)
+    family: "Callable[[int], Schedule] | None" = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
+
+    def resized(self, devices: int) -> "Schedule":
+        """The same algorithm for another number of devices.
+
+        Raises:
+            ValueError: The schedule was made by hand, for its own devices alone; or the
+                algorithm does not exist for so many.
+        """
+        if devices == self.devices:
+            return self
+        if self.family is None:
+            raise ValueError(
+                f"{self.name}.resized got {devices} devices. This schedule was made "
+                f"for {self.devices} alone. Build it with a function that takes a "
+                "number of devices, and pass that as its `family`."
+            )
+        return self.family(devices)
 
     def then(self, following: "Schedule", name: str) -> "Schedule":
         """Runs `following` where this schedule ends.
@@ -84,7 +107,10 @@ class Schedule:
                 "Build both for the same devices, chunks and root."
             )
         rounds = self.rounds + following.rounds
-        return dataclasses.replace(self, name=name, ends=following.ends, rounds=rounds)
+        ends = following.ends
+        return dataclasses.replace(
+            self, name=name, ends=ends, rounds=rounds, family=None
+        )
 
 
 def local_rows(placement: Placement) -> int:

@@ -160,13 +160,40 @@ class Trainer:
             return state
         return without_mesh(self.jitted_flush)(state)
 
+    def trace(self, state: TrainState, batch: PyTree) -> jax.stages.Traced:
+        """The step's program as it is written, before XLA has seen it."""
+        self._check(state, "trace")
+        return without_mesh(self.jitted_step.trace)(state, self._batch(batch))
+
+    def trace_on(self, mesh: Any, state: PyTree, batch: PyTree) -> ClosedJaxpr:
+        """The step's program on a mesh that may be abstract, of shapes alone.
+
+        Args:
+            mesh: With the axes of this training's mesh.
+            state: Shapes of the state of a training on that mesh.
+            batch: Shapes of the batch as a compiled step takes it.
+        """
+        step = jax.shard_map(
+            self.replica.step,
+            mesh=mesh,
+            in_specs=self.specs,
+            out_specs=(self.specs[0], P()),
+            check_vma=False,  # see the module docstring
+        )
+        return without_mesh(jax.make_jaxpr(step))(state, batch)
+
     def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
         """The step's program."""
         self._check(state, "lower")
         return without_mesh(self.jitted_step.lower)(state, self._batch(batch))
 
     def on(self, mesh: Mesh) -> "Trainer":
-        """The same training on another mesh, whose devices need not be here."""
+        """The same training on another mesh, whose devices need not be here.
+
+        Raises:
+            ValueError: The design needs another number of devices.
+        """
+        self.replica.design.check(mesh.devices.shape[0])
         return Trainer(self.replica, mesh)
 
     def lower_abstract(self, given: PyTree, batch: PyTree) -> jax.stages.Lowered:
@@ -176,19 +203,35 @@ class Trainer:
             given: Parameters, or a state of this training on any mesh.
             batch: The global batch.
         """
-        rng, model_state = None, None
-        if isinstance(given, TrainState):
-            rng, model_state = given.rng, given.model_state
-            if self.specs[0].model_state != P():  # a copy for each replica
-                model_state = jax.tree.map(
-                    lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), model_state
-                )
-            given = jax.eval_shape(given.design.full_params, given.params)
-        state = jax.eval_shape(self.jitted_init, given, rng, model_state)
-        shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch
-        )
-        return without_mesh(self.jitted_step.lower)(state, self._batch(shapes))
+        shapes = self.shapes(given, batch)
+        return without_mesh(self.jitted_step.lower)(*shapes)
+
+    def shapes(self, given: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        """Shapes of state and batch as the step takes them.
+
+        Args:
+            given: Parameters, or a state of this training on any mesh.
+            batch: The global batch.
+        """
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
+        state = jax.eval_shape(self.jitted_init, *self.initial(given))
+        return state, self._batch(shapes)
+
+    def initial(self, given: PyTree) -> tuple[PyTree, Any, PyTree]:
+        """Parameters, key and model state that a state was made of.
+
+        Args:
+            given: Parameters, or a state of this training on any mesh.
+        """
+        if not isinstance(given, TrainState):
+            return given, None, None
+        model_state = given.model_state
+        if self.specs[0].model_state != P():  # a copy for each replica
+            model_state = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), model_state
+            )
+        params = jax.eval_shape(given.design.full_params, given.params)
+        return params, given.rng, model_state
 
     def _check(self, state: TrainState, caller: str, wait: bool = False) -> None:
         """Refuses a state of another program, or one whose loss scale has failed.

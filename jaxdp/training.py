@@ -45,6 +45,9 @@ class DataParallel(NamedTuple):
             have none, and get their state back.
         lower: `lower(state, batch)`: the step as a `jax.stages.Lowered`, whose
             `.compile()` can be analyzed.
+        trace: `trace(state, batch)`: the step as a `jax.stages.Traced`, the program as
+            it is written, which `jaxdp.analyze(compiled, traced)` sets beside what the
+            compiler made of it.
     """
 
     init: Callable[..., TrainState]
@@ -54,6 +57,7 @@ class DataParallel(NamedTuple):
     buckets: Callable[..., Buckets]
     flush: Callable[[TrainState], TrainState]
     lower: Callable[[TrainState, PyTree], jax.stages.Lowered]
+    trace: Callable[[TrainState, PyTree], jax.stages.Traced]
 
 
 def data_parallel(
@@ -102,7 +106,7 @@ def data_parallel(
 
     Returns:
         The program: `init`, `step`, `params`, `model_state`, `buckets`, `flush`,
-        `lower`.
+        `lower`, `trace`.
 
     Raises:
         ValueError: The mesh lacks the axis or has others; an option does not fit the
@@ -142,7 +146,7 @@ def data_parallel(
     program = Trainer(replica, mesh)
     return DataParallel(
         *(program.init, program.step, program.params, program.model_state),
-        *(program.buckets, program.flush, program.lower),
+        *(program.buckets, program.flush, program.lower, program.trace),
     )
 
 

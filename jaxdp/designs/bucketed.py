@@ -6,10 +6,13 @@ exist: no data dependence ties it to the rest of the backward pass (Li et al., V
 2020, section 3.2).
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp.buckets import assign, is_summable
 from jaxdp.collectives import Algorithm, all_reduce
@@ -60,8 +63,9 @@ class Bucketed(Design):
     def averaged(self, leaves: list, ready: Any, axis_name: str) -> list:
         """Averages leaves over the replicas, bucket by bucket."""
         leaves = self.released(leaves)
-        for bucket in self.assign(leaves, ready):
-            mean = self._mean([leaves[i] for i in bucket], axis_name)
+        for scope, bucket in scoped(self.assign(leaves, ready), leaves):
+            with scope:
+                mean = self._mean([leaves[i] for i in bucket], axis_name)
             for i, leaf in zip(bucket, mean, strict=True):
                 leaves[i] = leaf
         return leaves
@@ -71,7 +75,8 @@ class Bucketed(Design):
         count = len(jax.tree.leaves(contribution.gradients))
         leaves, structure = jax.tree.flatten(contribution)
         ready = contribution.ready[count:]
-        leaves[count:] = self.averaged(leaves[count:], ready, axis_name)
+        with jax.named_scope("rest"):
+            leaves[count:] = self.averaged(leaves[count:], ready, axis_name)
         return structure.unflatten(leaves)
 
     def released(self, leaves: list) -> list:
@@ -87,6 +92,19 @@ class Bucketed(Design):
         leaves, structure = jax.tree.flatten(contribution)
         leaves = self.averaged(leaves, contribution.ready, axis_name)
         return update(jax.tree.unflatten(structure, leaves), params, opt_state)
+
+
+def scoped(
+    buckets: Sequence[Sequence[int]], leaves: Sequence[Any]
+) -> Iterator[tuple[AbstractContextManager, Sequence[int]]]:
+    """Buckets, each with a scope that names its operations in the compiled program.
+
+    Numbers are those of `train.buckets`, which has no buckets without elements.
+    """
+    number = 0
+    for bucket in buckets:
+        number += any(np.size(leaves[i]) for i in bucket)
+        yield jax.named_scope(f"bucket_{number}"), bucket
 
 
 def _together(leaves: list) -> list:

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdp.compression import BucketWire, Compression, exchange
 from jaxdp.designs.base import PyTree
-from jaxdp.designs.bucketed import Bucketed
+from jaxdp.designs.bucketed import Bucketed, scoped
 from jaxdp.designs.update import Updated
 from jaxdp.loss import Mean
 from jaxdp.trees import stacked, where
@@ -106,16 +106,17 @@ class Compressible(Bucketed):
         travelling = [i for i, g in enumerate(gradients) if g is not None]
         leaves = self.released([gradients[i] for i in travelling])
         root_key = jax.random.key(0)  # only for rounding
-        for bucket in self.assign(leaves, ready):
+        for scope, bucket in scoped(self.assign(leaves, ready), leaves):
             numbers = [travelling[i] for i in bucket]
             wire = BucketWire(axis_name, step, root_key, numbers, self.algorithm)
-            means, left, new = exchange(
-                self.compression,
-                [leaves[i] for i in bucket],
-                None if residuals is None else [residuals[i] for i in numbers],
-                [states[i] for i in numbers],
-                wire,
-            )
+            with scope:
+                means, left, new = exchange(
+                    self.compression,
+                    [leaves[i] for i in bucket],
+                    None if residuals is None else [residuals[i] for i in numbers],
+                    [states[i] for i in numbers],
+                    wire,
+                )
             for j, i in enumerate(numbers):
                 gradients[i], states[i] = means[j], new[j]
                 if residuals is not None and left is not None:

@@ -115,7 +115,8 @@ class LocalSGD(Bucketed):
         def average(params):
             leaves, shape = jax.tree.flatten(params)
             order = range(len(leaves), 0, -1)  # as gradients, the last first
-            return shape.unflatten(self.averaged(leaves, order, axis_name))
+            with jax.named_scope("parameters"):
+                return shape.unflatten(self.averaged(leaves, order, axis_name))
 
         due = (step >= self.start_step) & ((step + 1) % self.sync_every == 0)
         return lax.cond(due, average, lambda params: params, params)

@@ -117,10 +117,11 @@ class Update:
         """Runs the optimizer."""
         update = optax.with_extra_args_support(self.optimizer).update
         staleness = jnp.asarray(staleness, jnp.int32)
-        updates, new = update(gradients, opt_state, params, staleness=staleness)
-        # A learning rate that is an array may have widened what it met.
-        new = jax.tree.map(_like, new, opt_state)
-        return optax.apply_updates(params, updates), new
+        with jax.named_scope("update"):
+            updates, new = update(gradients, opt_state, params, staleness=staleness)
+            # A learning rate that is an array may have widened what it met.
+            new = jax.tree.map(_like, new, opt_state)
+            return optax.apply_updates(params, updates), new
 
     def results(self, mean: Contribution) -> Results:
         """Metrics and model state of an averaged contribution."""

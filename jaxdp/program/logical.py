@@ -44,9 +44,10 @@ REFUSED = ("ragged_all_to_all", "psend", "precv", "pbroadcast_dynamic")
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an equation is: the mesh around it, how often it runs, its branches."""
+    """Where an equation is: the mesh and scopes around it, how often it runs."""
 
     mesh: tuple[tuple[str, int], ...] = ()
+    scope: str = ""
     count: int = 1
     branch: tuple[tuple[str, int], ...] = ()
     path: tuple[int, ...] = ()
@@ -95,6 +96,7 @@ def _walk(jaxpr: Any, place: _Place, devices: int) -> Iterator[CollectiveOp]:
 def _inner(equation: Any, place: _Place, devices: int) -> Iterator[tuple[Any, _Place]]:
     """The jaxprs an equation runs, each with the place it runs in."""
     params = equation.params
+    place = replace(place, scope=_scope(equation, place))
     if equation.primitive.name == "shard_map":
         place = replace(place, mesh=_mesh(params["mesh"], devices))
     elif equation.primitive.name == "scan":
@@ -108,6 +110,12 @@ def _inner(equation: Any, place: _Place, devices: int) -> Iterator[tuple[Any, _P
         for inner in value if isinstance(value, tuple | list) else (value,):
             if hasattr(inner, "eqns"):
                 yield inner, place
+
+
+def _scope(equation: Any, place: _Place) -> str:
+    """The named scopes around an equation: an inner jaxpr knows its own alone."""
+    scopes = place.scope, str(equation.source_info.name_stack)
+    return "/".join(scope for scope in scopes if scope)
 
 
 def _mesh(mesh: Any, devices: int) -> tuple[tuple[str, int], ...]:
@@ -149,7 +157,7 @@ def _read(equation: Any, kind: str, place: _Place) -> Iterator[CollectiveOp]:
         pairs=tuple(pairs),
         count=place.count,
         name=equation.primitive.name,
-        op_name=str(equation.source_info.name_stack),
+        op_name=_scope(equation, place),
         branch=place.branch,
     )
 

@@ -6,7 +6,8 @@ A chip is a file in `chips/`; what joins chips is in `links.toml`.
 from jaxdp.targets.chips import NAMES, Chip, chip
 from jaxdp.targets.compile import compile_for
 from jaxdp.targets.hardware import Hardware, Link, hardware, link
-from jaxdp.targets.topology import mesh, missing
+from jaxdp.targets.plugin import missing
+from jaxdp.targets.topology import mesh
 
 __all__ = (
     "NAMES",

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 DATA = pathlib.Path(__file__).with_name("data")
 NAMES = ("h100", "h200", "a100", "b200", "v100", "tpu-v5e", "tpu-v6e")
-# What every CUDA GPU since 7.0 has (CUDA C++ Programming Guide, "Compute Capabilities").
+# What every CUDA GPU since 7.0 has: CUDA C++ Programming Guide, "Compute
+# Capabilities".
 _EVERY_GPU = {
     "threads_per_warp": 32,
     "threads_per_block_limit": 1024,
@@ -20,7 +21,9 @@ _EVERY_GPU = {
     "registers_per_block_limit": 65536,
     "shared_memory_per_block": 49152,
 }
-_VERSIONS = "runtime_version { major: 12 minor: 8 }\ndnn_version_info { major: 9 minor: 8 }"
+_VERSIONS = (
+    "runtime_version { major: 12 minor: 8 }\ndnn_version_info { major: 9 minor: 8 }"
+)
 
 
 @dataclass(frozen=True)

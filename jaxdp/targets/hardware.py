@@ -1,8 +1,8 @@
 """How fast devices compute and what joins them: the figures behind predicted times.
 
 Compute is a roofline: a kernel takes what its FLOPs or its bytes take, whichever is
-longer (Williams, Waterman and Patterson, CACM 2009). A transfer takes α + bytes / β on
-its link, and both ends are busy for as long (Hockney, Parallel Computing 1994).
+longer (Williams, Waterman and Patterson, CACM 2009). A transfer takes alpha + bytes /
+beta on its link, and both ends are busy for as long (Hockney, Parallel Computing 1994).
 
 Published peaks are never reached, so each is multiplied by an efficiency: assumptions,
 written down here, until `make gpu-check` has measured them.
@@ -28,8 +28,8 @@ class Link:
 
     Attributes:
         name: As in `links.toml`.
-        bytes_per_s: β, in each direction.
-        alpha_s: α, what a transfer takes besides its bytes.
+        bytes_per_s: Beta, in each direction.
+        alpha_s: Alpha, what a transfer takes besides its bytes.
         shared: Whether all devices of a host share one, as an Ethernet adapter.
     """
 
@@ -55,10 +55,11 @@ class Hardware:
         flops_per_s: Reached in matrix multiplications, by element type.
         memory_bytes_per_s: Reached by kernels that read and write.
         memory_bytes: Of one device.
-        launch_s: No kernel takes less.
         link: What joins devices of a host.
         network: What joins hosts.
         devices_per_host: How many devices a host has.
+        launch_s: No kernel takes less.
+        target: What `compile_for` calls the chip; "" if it cannot.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Hardware:
     network: Link
     devices_per_host: int
     launch_s: float = LAUNCH_S
+    target: str = ""
 
     def flops_of(self, dtype: str) -> float:
         """FLOP/s of matrix multiplications whose operands have an element type."""
@@ -148,4 +150,5 @@ def hardware(
         link=link(link_name or about.link),
         network=link(network_name or about.network),
         devices_per_host=devices_per_host or about.devices_per_host,
+        target=target,
     )

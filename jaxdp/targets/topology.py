@@ -1,39 +1,25 @@
-"""Meshes of devices that are not here, and what a machine needs to compile for them."""
+"""Meshes of devices that are not here."""
 
-import importlib.metadata
-import importlib.util
 import math
-import os
 
-import jax
-from jax.experimental import topologies
-from jax.sharding import Mesh
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxdp.mesh import data_mesh
 from jaxdp.targets.chips import Chip, chip
+from jaxdp.targets.plugin import missing, topology_of
 from jaxdp.targets.quiet import quietly
 
-_INSTALL = "pip install 'jax-data-parallel[compile]'"
-
-
-def missing(target: str) -> str:
-    """What keeps this machine from compiling for a target, with the remedy; or ""."""
-    about = chip(target)
-    module = "jax_plugins.xla_cuda12" if about.backend == "cuda" else "libtpu"
-    if not _installed(module):
-        return (
-            f"XLA's compiler for {about.name} is not installed: there is no module "
-            f"{module!r}. It needs no accelerator, and comes with an extra: {_INSTALL}"
-        )
-    if about.backend == "cuda":
-        return _mismatch()
-    return ""
+MOST_TPUS = 256  # chips of one v5e or v6e torus
 
 
 def mesh(
     target: str, devices: int = 8, hosts: int = 1, axis_name: str = "data"
 ) -> Mesh:
     """A mesh with one axis of devices that need not exist, to compile for.
+
+    Device i is on host `i // (devices / hosts)`. What hosts change in a program is up
+    to the compiler: see `compile_for`.
 
     Args:
         target: One of `jaxdp.targets.NAMES`.
@@ -49,20 +35,25 @@ def mesh(
     """
     about = chip(target)
     _check_sizes(devices, hosts)
+    options = {}
+    if about.backend == "tpu":
+        name = _torus(about, devices)
+    else:
+        name = target
+        options = {
+            "topology": f"1x{hosts}x{devices // hosts}",  # slices x hosts x devices
+            "target_config": about.target_config(),
+        }
     if problem := missing(target):
         raise ModuleNotFoundError(f"compile_for got target={target!r}. {problem}")
     with quietly():
-        if about.backend == "cuda":
-            found = topologies.get_topology_desc(
-                target,
-                "cuda",
-                topology=f"1x{hosts}x{devices // hosts}",  # slices x hosts x devices
-                target_config=about.target_config(),
-            )
-        else:
-            os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-            found = topologies.get_topology_desc(_torus(about, devices), platform="tpu")
-    return data_mesh(sorted(found.devices, key=lambda d: d.id), axis_name)
+        return data_mesh(topology_of(about, name, **options), axis_name)
+
+
+def shaped_as(given: Mesh, like: Mesh | AbstractMesh) -> Mesh:
+    """A one-axis mesh's devices, with the axes of another mesh of their number."""
+    devices = np.asarray(given.devices).reshape(like.axis_sizes)
+    return Mesh(devices, like.axis_names, axis_types=like.axis_types)
 
 
 def _check_sizes(devices: int, hosts: int) -> None:
@@ -78,34 +69,10 @@ def _check_sizes(devices: int, hosts: int) -> None:
 def _torus(about: Chip, devices: int) -> str:
     """The torus of so many TPUs, as square as a power of two can be."""
     power = devices.bit_length() - 1
-    if devices != 1 << power or devices > 256:
+    if devices != 1 << power or devices > MOST_TPUS:
         raise ValueError(
             f"compile_for got devices={devices} for {about.name}. Its tori have 1, 2, "
-            "4, ... 256 chips, powers of two. Use one of these."
+            f"4, ... {MOST_TPUS} chips, powers of two. Use one of these."
         )
     rows = 1 << (power // 2)
     return f"{about.generation}:{rows}x{devices // rows}"
-
-
-def _mismatch() -> str:
-    ours = importlib.metadata.version("jaxlib")
-    for package in ("jax-cuda12-plugin", "jax-cuda12-pjrt"):
-        try:
-            theirs = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        if theirs != ours:
-            return (
-                f"The compiler has another version than JAX: {package} is {theirs} and "
-                f"jaxlib is {ours}. Install them alike: pip install "
-                f"'jax[cuda12-local]=={jax.__version__}'"
-            )
-    return ""
-
-
-def _installed(module: str) -> bool:
-    """Whether a module can be imported, without importing it."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its package is missing
-        return False

@@ -1,0 +1,184 @@
+"""What a schedule costs: rounds, bytes by device and link, seconds on some hardware.
+
+Bytes are exact: the compiled program sends the same. Seconds are those of the
+alpha-beta model (Hockney, "The communication challenge for MPP", Parallel Computing
+1994): `m` bytes take alpha + m / beta on the link between two devices.
+
+The buffer is padded to whole chunks: `elements` of `itemsize` bytes in `C` chunks
+travel as chunks of ceil(elements / C) elements.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jaxdp.schedule import Schedule
+from jaxdp.targets.hardware import Hardware, hardware
+
+Pairs = tuple[tuple[int, int], ...]  # of one transfer
+
+
+class Cost(NamedTuple):
+    """What one run of a schedule moves.
+
+    Attributes:
+        rounds: How many rounds follow each other.
+        sent_bytes: By each device.
+        received_bytes: By each device.
+        link_bytes: By (source, target), of the links that carry anything.
+    """
+
+    rounds: int
+    sent_bytes: tuple[int, ...]
+    received_bytes: tuple[int, ...]
+    link_bytes: Mapping[tuple[int, int], int]
+
+
+def cost(schedule: Schedule, elements: int, itemsize: int) -> Cost:
+    """Counts the rounds of a schedule, and the bytes it moves.
+
+    Args:
+        schedule: Such as `jaxdp.algorithms.ring(8)`.
+        elements: Length of the whole buffer, before it is padded.
+        itemsize: Bytes an element takes *on the wire*.
+
+    Raises:
+        ValueError: A negative number of elements, or elements of no bytes.
+
+    Example:
+        >>> from jaxdp.algorithms import ring
+        >>> counted = cost(ring(8), elements=1000, itemsize=4)
+        >>> counted.rounds, counted.sent_bytes[0]
+        (14, 7000)
+    """
+    chunk_bytes = _chunk_bytes(schedule, elements, itemsize)
+    pairs = [
+        pair
+        for round_ in schedule.rounds
+        for transfer in round_.transfers
+        for pair in transfer.pairs
+    ]
+    sent = Counter(source for source, _ in pairs)
+    received = Counter(target for _, target in pairs)
+    devices = range(schedule.devices)
+    return Cost(
+        rounds=len(schedule.rounds),
+        sent_bytes=tuple(sent[device] * chunk_bytes for device in devices),
+        received_bytes=tuple(received[device] * chunk_bytes for device in devices),
+        link_bytes={
+            link: times * chunk_bytes for link, times in sorted(Counter(pairs).items())
+        },
+    )
+
+
+def time_s(
+    schedule: Schedule, elements: int, itemsize: int, hardware: Hardware | str
+) -> float:
+    """Predicts how long a schedule takes.
+
+    Rounds follow each other. In a round a device takes part in one transfer after the
+    other, and the round ends with the device that needs longest. Links carry both
+    directions at once, so what a device sends and receives in one transfer costs it
+    the longer of both. Where a host has one network adapter (`Link.shared`), the pairs
+    of a transfer that pass it share its bandwidth, direction by direction.
+
+    Args:
+        schedule: What runs.
+        elements: Length of the whole buffer, before it is padded.
+        itemsize: Bytes an element takes on the wire.
+        hardware: What runs it, or the name of a target, such as `"h100"`.
+
+    Raises:
+        ValueError: As `cost`; or an unknown target.
+
+    Example:
+        >>> from jaxdp.algorithms import ring, star
+        >>> ring_s, star_s = (time_s(f(8), 2**26, 4, "h100") for f in (ring, star))
+        >>> star_s > 3 * ring_s
+        True
+    """
+    machine = _hardware(hardware)
+    chunk_bytes = _chunk_bytes(schedule, elements, itemsize)
+    # All rounds of a ring have the same pairs: 2,046 of 1,024 pairs with 1,024 devices.
+    alike = Counter(tuple(t.pairs for t in r.transfers) for r in schedule.rounds)
+    return sum(
+        times * _round_s(transfers, chunk_bytes, machine)
+        for transfers, times in alike.items()
+    )
+
+
+def native_s(
+    kind: str, elements: int, itemsize: int, devices: int, hardware: Hardware | str
+) -> float:
+    """Predicts how long a collective of XLA's takes, which the runtime runs as a ring.
+
+    Devices are in the order of their hosts. Where each has a network adapter, rings go
+    side by side and use all of them.
+
+    Args:
+        kind: As in HLO: "all-reduce", "reduce-scatter", "all-gather", "all-to-all" or
+            "collective-broadcast".
+        elements: What each device puts in.
+        itemsize: Bytes an element takes on the wire.
+        devices: How many take part.
+        hardware: What runs it, or the name of a target.
+
+    References:
+        NVIDIA, nccl-tests, "Performance": the bytes of each kind.
+    """
+    machine = _hardware(hardware)
+    if devices < 2:
+        return 0.0
+    whole = elements * devices if kind == "all-gather" else elements
+    rounds = (devices - 1) * (2 if kind == "all-reduce" else 1)
+    chunk_bytes = -(-whole // devices) * itemsize
+    link = machine.link
+    alpha_s, rate = link.alpha_s, link.bytes_per_s
+    if devices > machine.devices_per_host:
+        network = machine.network
+        adapters = 1 if network.shared else machine.devices_per_host
+        alpha_s = max(alpha_s, network.alpha_s)
+        rate = min(rate, adapters * network.bytes_per_s)
+    return rounds * (alpha_s + chunk_bytes / rate)
+
+
+_hardware = hardware  # `time_s` has an argument of that name
+
+
+def _chunk_bytes(schedule: Schedule, elements: int, itemsize: int) -> int:
+    if elements < 0 or itemsize < 1:
+        raise ValueError(
+            f"cost got elements={elements} of itemsize={itemsize} bytes for "
+            f"{schedule.name}. It needs at least 0 elements of at least 1 byte. Give "
+            "the length of the buffer and the bytes an element takes on the wire."
+        )
+    return -(-elements // schedule.chunks) * itemsize
+
+
+def _round_s(
+    transfers: tuple[Pairs, ...], chunk_bytes: int, machine: Hardware
+) -> float:
+    """How long the device needs that needs longest."""
+    busy_s: dict[int, float] = {}
+    for pairs in transfers:
+        for device, seconds in _transfer_s(pairs, chunk_bytes, machine).items():
+            busy_s[device] = busy_s.get(device, 0.0) + seconds
+    return max(busy_s.values(), default=0.0)
+
+
+def _transfer_s(pairs: Pairs, chunk_bytes: int, machine: Hardware) -> dict[int, float]:
+    """How long each device is busy with one transfer."""
+    leaving, entering = Counter(), Counter()  # pairs that pass a host's adapter
+    for source, target in pairs:
+        if machine.host(source) != machine.host(target):
+            leaving[machine.host(source)] += 1
+            entering[machine.host(target)] += 1
+    busy_s: dict[int, float] = {}
+    for source, target in pairs:
+        link, sharing = machine.link_between(source, target), 1
+        if link.shared and machine.host(source) != machine.host(target):
+            sharing = max(leaving[machine.host(source)], entering[machine.host(target)])
+        seconds = link.transfer_s(sharing * chunk_bytes)
+        for device in (source, target):
+            busy_s[device] = max(busy_s.get(device, 0.0), seconds)
+    return busy_s

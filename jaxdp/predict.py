@@ -1,0 +1,306 @@
+"""How a design scales: step times for 1 to 1,024 devices that nobody has to own.
+
+Up to some number of devices the step is compiled for the chip and its schedule replayed
+(`ProgramReport.timeline`). Beyond, compilation takes long, and the step is priced by
+the schedules that it is made of: computation as in the largest compiled program,
+communication by `jaxdp.cost`, and of it the share hidden that was hidden there. Where
+both exist, both are given, so that they can be compared.
+
+Weak scaling: every device has the same rows, whatever the number of devices.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import jax
+import optax
+
+from jaxdp import targets
+from jaxdp.cost import native_s, time_s
+from jaxdp.designs import Design
+from jaxdp.jaxprs import opened
+from jaxdp.precision import Precision
+from jaxdp.program.messages import Message, messages
+from jaxdp.program.report import analyze
+from jaxdp.program.timeline import Timeline
+from jaxdp.targets import Hardware
+from jaxdp.training import DataParallel, data_parallel
+
+PyTree = Any
+# XLA's search for tiles of its Triton kernels needs the GPU, or fails on some shapes.
+GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
+
+
+class Model(NamedTuple):
+    """What is trained: shapes alone are enough.
+
+    Attributes:
+        loss_fn: As `jaxdp.data_parallel` takes it.
+        optimizer: Likewise.
+        params: Arrays or `jax.ShapeDtypeStruct`s.
+        batch: The rows of one device, likewise; split along axis 0.
+        model_state: Likewise; None without any.
+        precision: As `jaxdp.data_parallel` takes it.
+        name: For tables and figures.
+    """
+
+    loss_fn: Callable[..., Any]
+    optimizer: optax.GradientTransformation
+    params: PyTree
+    batch: PyTree
+    model_state: PyTree = None
+    precision: Precision | None = None
+    name: str = "model"
+
+    @property
+    def rows(self) -> int:
+        """Rows of one device."""
+        return jax.tree.leaves(self.batch)[0].shape[0]
+
+    def global_batch(self, devices: int) -> PyTree:
+        """Shapes of the batch of all devices."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(
+                (devices * x.shape[0], *x.shape[1:]), x.dtype
+            ),
+            self.batch,
+        )
+
+    def training(self, design: Design, mesh: jax.sharding.Mesh) -> DataParallel:
+        """The training program; model state is averaged."""
+        return data_parallel(
+            self.loss_fn,
+            self.optimizer,
+            mesh,
+            design,
+            model_state=None if self.model_state is None else "mean",
+            precision=self.precision,
+        )
+
+    def state(self, train: DataParallel) -> PyTree:
+        """Shapes of its first state."""
+
+        def start(params, model_state):
+            return train.init(params, model_state=model_state)
+
+        return jax.eval_shape(start, self.params, self.model_state)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The step with one number of devices.
+
+    Attributes:
+        devices: N.
+        hosts: How many hosts they are in.
+        step_s: Seconds of a step, from `source`.
+        compute_s: What its computation takes.
+        communication_s: What its communication takes, hidden or not.
+        exposed_s: What communication adds to the step.
+        source: "compiled" or "cost".
+        compiled_step_s: From the compiled program; None where it was not compiled.
+        cost_step_s: From the schedules.
+    """
+
+    devices: int
+    hosts: int
+    step_s: float
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    source: Literal["compiled", "cost"]
+    compiled_step_s: float | None
+    cost_step_s: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A design from few devices to many.
+
+    Attributes:
+        design: What was predicted.
+        hardware: For what; hosts are full where several are needed.
+        rows: One for each number of devices.
+        rows_per_device: Rows of a device's batch.
+    """
+
+    design: Design
+    hardware: Hardware
+    rows: tuple[Predicted, ...]
+    rows_per_device: int
+
+    def throughput(self, row: Predicted) -> float:
+        """Rows a second, over all devices."""
+        return row.devices * self.rows_per_device / row.step_s
+
+
+def predict(
+    design: Design | Callable[[int], Design],
+    model: Model,
+    devices: int | Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+    hosts: int | None = None,
+    hardware: str | Hardware = "h100",
+    *,
+    compile_up_to: int = 8,
+) -> Prediction:
+    """Predicts step times of a design for any number of devices.
+
+    Cost: one compilation for each number of devices up to `compile_up_to`.
+
+    Args:
+        design: A design, or a function from N to one where its options depend on N. It
+            must send by schedules that exist for every N, or by native collectives.
+        model: What is trained.
+        devices: Numbers of devices.
+        hosts: In how many hosts; None for as few as `hardware.devices_per_host` allows.
+        hardware: A target such as "h100", or `jaxdp.targets.hardware(...)` with links
+            of your choice.
+        compile_up_to: The largest number of devices to compile for.
+
+    Returns:
+        A row for each number of devices, in rising order. Above `compile_up_to` the
+        padding of a bucket is that of the largest compiled program: less than so many
+        elements. Elements of 16 bits are priced at 16 bits, though partial sums travel
+        as float32.
+
+    Raises:
+        ValueError: No number of devices up to `compile_up_to`, devices that do not
+            divide into hosts, hardware of an unknown chip, or a design whose schedules
+            exist for its own devices alone.
+        ModuleNotFoundError: The compiler is not installed; see `targets.compile_for`.
+    """
+    machine = targets.hardware(hardware)
+    counts = sorted({devices} if isinstance(devices, int) else set(devices))
+    compiled = [n for n in counts if n <= compile_up_to]
+    if not compiled or counts[0] < 1:
+        raise ValueError(
+            f"predict got devices={counts} and compile_up_to={compile_up_to}. At least "
+            f"one number from 1 to {compile_up_to} is needed, to know what computation "
+            f"takes. Add one, or raise compile_up_to to {max(counts[0], 1)}."
+        )
+    made = design if callable(design) else lambda count: design
+    programs = {n: _compiled(made(n), model, machine, n, hosts) for n in compiled}
+    largest = programs[compiled[-1]]
+    rows = [_row(n, programs.get(n), largest, machine, hosts) for n in counts]
+    return Prediction(made(counts[-1]), machine, tuple(rows), model.rows)
+
+
+class _Program(NamedTuple):
+    """A step that was compiled, and what it sends."""
+
+    timeline: Timeline
+    messages: tuple[Message, ...]
+
+
+def _compiled(
+    design: Design, model: Model, machine: Hardware, devices: int, hosts: int | None
+) -> _Program:
+    """Compiles the step for some devices and replays it."""
+    if not machine.target:
+        raise ValueError(
+            f"predict got hardware {machine.name!r} without a target. It compiles the "
+            f"step for a chip, one of {', '.join(targets.NAMES)}. Make it with "
+            "jaxdp.targets.hardware(target, ...), and replace what differs."
+        )
+    machine = spread(machine, devices, hosts)
+    count = devices // machine.devices_per_host or 1
+    mesh = targets.mesh(machine.target, devices, count)
+    train = model.training(design, mesh)
+    arguments = model.state(train), model.global_batch(devices)
+    options = GPU_OPTIONS if targets.chip(machine.target).backend == "cuda" else None
+    program = targets.compile_for(
+        train.step,
+        *arguments,
+        target=machine.target,
+        devices=devices,
+        hosts=count,
+        compiler_options=options,
+    )
+    sent = messages(opened(train.trace(*arguments).jaxpr))
+    return _Program(analyze(program).timeline(machine), sent)
+
+
+def spread(machine: Hardware, devices: int, hosts: int | None) -> Hardware:
+    """The hardware with its devices in so many hosts, or in as few as it takes.
+
+    Raises:
+        ValueError: They do not divide into hosts.
+    """
+    count = hosts or max(1, math.ceil(devices / machine.devices_per_host))
+    if devices % count:
+        raise ValueError(
+            f"predict got {devices} devices in {count} hosts. All hosts have equally "
+            f"many: {devices} is no multiple of {count}. Use "
+            f"{math.ceil(devices / count) * count} devices, or hosts of another size."
+        )
+    return replace(machine, devices_per_host=devices // count)
+
+
+def _row(
+    devices: int,
+    program: _Program | None,
+    largest: _Program,
+    machine: Hardware,
+    hosts: int | None,
+) -> Predicted:
+    """One number of devices, from its own program if there is one."""
+    machine = spread(machine, devices, hosts)
+    sent = program.messages if program else largest.messages
+    communication_s = communication(sent, devices, machine)
+    known = largest.timeline
+    hidden_s = min(communication_s * _hidden_share(known), known.compute_s)
+    exposed_s = communication_s - hidden_s
+    priced = Predicted(
+        devices=devices,
+        hosts=devices // machine.devices_per_host,
+        step_s=known.compute_s + exposed_s,
+        compute_s=known.compute_s,
+        communication_s=communication_s,
+        exposed_s=exposed_s,
+        source="cost",
+        compiled_step_s=None,
+        cost_step_s=known.compute_s + exposed_s,
+    )
+    if program is None:
+        return priced
+    found = program.timeline
+    return replace(
+        priced,
+        step_s=found.step_s,
+        compute_s=found.compute_s,
+        communication_s=found.communication_s,
+        exposed_s=found.exposed_s,
+        source="compiled",
+        compiled_step_s=found.step_s,
+    )
+
+
+def _hidden_share(timeline: Timeline) -> float:
+    """The share of communication that adds nothing to the step."""
+    if not timeline.communication_s:
+        return 0.0
+    return max(0.0, 1 - timeline.exposed_s / timeline.communication_s)
+
+
+def communication(sent: Sequence[Message], devices: int, machine: Hardware) -> float:
+    """Seconds that collectives take on some devices, one after the other.
+
+    Raises:
+        ValueError: A schedule that exists for its own devices alone.
+    """
+    return sum(m.count * _message_s(m, devices, machine) for m in sent)
+
+
+@functools.lru_cache(maxsize=4096)
+def _message_s(message: Message, devices: int, machine: Hardware) -> float:
+    """Seconds of one collective."""
+    if message.schedule is None:
+        return native_s(
+            message.kind, message.elements, message.itemsize, devices, machine
+        )
+    sized = message.resized(devices)
+    assert sized.schedule is not None
+    return time_s(sized.schedule, sized.whole, sized.itemsize, machine)

@@ -1,0 +1,116 @@
+"""What a traced program sends, as whole collectives: schedules with their sizes.
+
+`logical` lists every permute; this keeps a collective of ours together, as the schedule
+that it was built from. A schedule can be built for another number of devices, so that
+what a program of 8 devices says holds for one of 1,024, which nobody can compile.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxdp.jaxprs import inner
+from jaxdp.primitive import collective_p
+from jaxdp.program.logical import KINDS
+from jaxdp.schedule import Schedule, local_rows
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective over all devices.
+
+    Attributes:
+        schedule: Of one of ours; None for one of XLA's.
+        kind: Of one of XLA's, such as "all-reduce"; else that of the schedule.
+        elements: What each device puts in, padding included.
+        itemsize: Bytes of an element.
+        count: How often one run executes it.
+    """
+
+    schedule: Schedule | None
+    kind: str
+    elements: int
+    itemsize: int
+    count: int = 1
+
+    def resized(self, devices: int) -> "Message":
+        """The same for another number of devices, each of which puts in as much.
+
+        Raises:
+            ValueError: The schedule is for its own devices alone.
+        """
+        if self.schedule is None:
+            return self
+        return replace(self, schedule=self.schedule.resized(devices))
+
+    @property
+    def whole(self) -> int:
+        """Elements in all chunks of the schedule together, whole chunks."""
+        assert self.schedule is not None
+        length = -(-self.elements // local_rows(self.schedule.starts))
+        return length * self.schedule.chunks
+
+
+def messages(jaxpr: Any) -> tuple[Message, ...]:
+    """All collectives of a traced program, in order; of branches the largest.
+
+    Args:
+        jaxpr: Whose collectives each run over all devices.
+
+    Raises:
+        ValueError: A collective in a `while_loop`, which may run any number of times,
+            or a native permute, which is no collective of all devices.
+    """
+    return tuple(_walk(jaxpr, 1))
+
+
+def _walk(jaxpr: Any, count: int) -> Iterator[Message]:
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if eqn.primitive is collective_p:
+            yield _ours(eqn, count)
+        elif name in KINDS:
+            yield from _native(eqn, KINDS[name], count)
+        elif name == "cond":
+            branches = [tuple(_walk(branch, count)) for branch in inner(eqn)]
+            yield from max(branches, key=_size)
+        else:
+            times = count * eqn.params["length"] if name == "scan" else count
+            found = tuple(m for one in inner(eqn) for m in _walk(one, times))
+            if found and name == "while":
+                raise ValueError(
+                    f"messages found a {found[0].kind} in a while_loop, which may run "
+                    "any number of times. What it sends needs a number. Use "
+                    "jax.lax.scan or fori_loop with a fixed length."
+                )
+            yield from found
+
+
+def _ours(eqn: Any, count: int) -> Message:
+    collective, (given,) = eqn.params["collective"], eqn.invars
+    return Message(
+        collective.schedule,
+        collective.kind,
+        given.aval.size,
+        given.aval.dtype.itemsize,
+        count,
+    )
+
+
+def _native(eqn: Any, kind: str, count: int) -> Iterator[Message]:
+    if kind == "collective-permute":
+        raise ValueError(
+            f"messages found {eqn.primitive.name} outside of a schedule. It reads "
+            "collectives of all devices, whose pairs for other numbers of devices are "
+            "known. Use jaxdp's collectives, or compile for each number of devices."
+        )
+    axes = eqn.params["axes"] if "axes" in eqn.params else (eqn.params["axis_name"],)
+    if all(isinstance(axis, int) for axis in axes):
+        return  # sums a dimension of the array: nothing moves
+    for variable in eqn.invars:
+        aval = variable.aval
+        yield Message(None, kind, aval.size, aval.dtype.itemsize, count)
+
+
+def _size(found: tuple[Message, ...]) -> int:
+    return sum(m.count * m.elements * m.itemsize for m in found)
