@@ -29,11 +29,12 @@ from experiments.harness import config as harness
 from experiments.harness import devices as machine
 from experiments.harness import show
 from experiments.harness.result import Result
-from experiments.parts import footprint, resnet, room
+from experiments.parts import footprint, footprint_h100, resnet, room
 from experiments.parts import footprint_claims as claims
 from experiments.parts import footprint_figures as figures
 from experiments.parts.footprint import Held, Split
 from experiments.parts.footprint_figures import Bar
+from jaxdp import targets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +99,7 @@ def run(config: Config) -> Result:
     """Answers the question."""
     rows = TINY_ROWS if config.tiny else config.batch_size // config.devices
     image_size = TINY_SIZE if config.tiny else config.image_size
-    with show.progress("inference, training, one program", 3) as advance:
+    with show.progress("inference, training, one program, H100", 4) as advance:
         given = resnet.problem(config.devices, rows, image_size, config.tiny)
         inference = resnet.infer(given)
         advance()
@@ -106,6 +107,10 @@ def run(config: Config) -> Result:
         advance()
         report, whole = resnet.as_one_program(given)
         advance()
+        on_h100 = footprint_h100.rows(given)
+        advance()
+    if not on_h100:
+        show.console.print(targets.missing(footprint_h100.TARGET))
     names = given.devices
     backward = footprint.fullest(training, names, BACKWARD)
     reduce = footprint.together(training, names, REDUCE)
@@ -122,7 +127,7 @@ def run(config: Config) -> Result:
     gathered = footprint.together(inference, names, "5 gather")
     return Result(
         claims=[
-            claims.main_device(differences, backward, image_size, rows),
+            claims.main_device(differences, backward, image_size, rows, on_h100),
             claims.gather_buffer(gathered, rows * config.devices, resnet.CLASSES),
             claims.no_grad(saved),
             claims.parameters(counted),
@@ -136,6 +141,7 @@ def run(config: Config) -> Result:
             "training_by_stage": footprint.by_stage(training, names),
             "inference_by_stage": footprint.by_stage(inference, names),
             "the_step_as_one_program": resnet.by_device(given, report, whole),
+            **({"the_step_on_h100": on_h100} if on_h100 else {}),
             "resnet_50": counted,
         },
         figures={

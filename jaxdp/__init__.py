@@ -4,6 +4,7 @@ from jaxdp import aggregation as aggregation
 from jaxdp import asynchronous as asynchronous
 from jaxdp import compression as compression
 from jaxdp import replicated as replicated
+from jaxdp import targets as targets
 from jaxdp.collectives import all_gather as all_gather
 from jaxdp.collectives import all_reduce as all_reduce
 from jaxdp.collectives import broadcast as broadcast
@@ -29,6 +30,7 @@ from jaxdp.mesh import data_mesh as data_mesh
 from jaxdp.normalization import BatchNorm as BatchNorm
 from jaxdp.normalization import batch_moments as batch_moments
 from jaxdp.precision import Precision as Precision
+from jaxdp.prediction import predict as predict
 from jaxdp.program import ProgramReport as ProgramReport
 from jaxdp.program import analyze as analyze
 from jaxdp.replicated import DataParallel as DataParallel
@@ -36,5 +38,6 @@ from jaxdp.sampling import Sampler as Sampler
 from jaxdp.staleness import compensate_delay as compensate_delay
 from jaxdp.staleness import scale_by_staleness as scale_by_staleness
 from jaxdp.synchronization import synchronize_gradients as synchronize_gradients
+from jaxdp.targets import compile_for as compile_for
 from jaxdp.training import TrainState as TrainState
 from jaxdp.training import data_parallel as data_parallel

@@ -51,6 +51,7 @@ class Result:
             shown below the table.
         figures: Figures by title.
         programs: Compiled programs by name.
+        files: Texts of other files, by file name.
     """
 
     claims: Sequence[Claim]
@@ -59,6 +60,7 @@ class Result:
     programs: Mapping[str, jax.stages.Compiled] = dataclasses.field(
         default_factory=dict
     )
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 KEYS = {

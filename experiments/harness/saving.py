@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import gzip
 import io
 import pathlib
 from types import ModuleType
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BROAD = 9.0  # inches
+LONG = 1_000_000  # characters of a program; more would make a page of many megabytes
 HERE = pathlib.Path(__file__).parent
 
 
@@ -29,9 +31,11 @@ def save(
         artifacts.append(f"{wording.slug(title)}.png")
         figure.savefig(folder / artifacts[-1])
     texts = {name: _text(program) for name, program in found.programs.items()}
-    for name, text in texts.items():
-        artifacts.append(f"{wording.slug(name)}.hlo.txt")
-        (folder / artifacts[-1]).write_text(text, encoding="utf-8")
+    files = {name: _write_program(folder, name, text) for name, text in texts.items()}
+    artifacts += files.values()
+    for name, content in found.files.items():
+        artifacts.append(name)
+        (folder / name).write_text(content, encoding="utf-8")
     about = module.__doc__ or ""
     document = {
         "experiment": folder.name,
@@ -43,15 +47,18 @@ def save(
         "artifacts": artifacts,
     }
     result.write(folder / "result.json", document)
-    page = report(document, about, found, texts)
+    page = report(document, about, found, _listed(texts, files))
     (folder / "report.html").write_text(page, encoding="utf-8")
     return document
 
 
 def report(
-    document: result.Document, about: str, found: result.Result, texts: dict[str, str]
+    document: result.Document,
+    about: str,
+    found: result.Result,
+    programs: list[dict[str, Any]],
 ) -> str:
-    """The report as one HTML page that needs no other file."""
+    """The report as one HTML page; it needs no other file to be read."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -66,7 +73,7 @@ def report(
         about=about.partition("\n")[2].strip(),
         ran_on=devices.describe(document["environment"]["devices"]),
         images={title: _image(figure) for title, figure in found.figures.items()},
-        programs=texts,
+        programs=programs,
         split_label=show.split_label,
     )
 
@@ -77,6 +84,29 @@ def _image(figure: "Figure") -> dict[str, str]:
     figure.savefig(png, format="png")
     width = "broad" if figure.get_figwidth() > BROAD else "plot"
     return {"data": base64.b64encode(png.getvalue()).decode(), "width": width}
+
+
+def _write_program(folder: pathlib.Path, name: str, text: str) -> str:
+    """Writes the text of a program, a long one compressed; returns the file's name."""
+    file = f"{wording.slug(name)}.hlo.txt"
+    if len(text) <= LONG:
+        (folder / file).write_text(text, encoding="utf-8")
+        return file
+    (folder / f"{file}.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    return f"{file}.gz"
+
+
+def _listed(texts: dict[str, str], files: dict[str, str]) -> list[dict[str, Any]]:
+    """Programs as the page lists them: a long text is in its file alone."""
+    return [
+        {
+            "name": name,
+            "lines": text.count("\n") + 1,
+            "file": files[name],
+            "text": text if len(text) <= LONG else "",
+        }
+        for name, text in texts.items()
+    ]
 
 
 def _text(program: jax.stages.Compiled) -> str:

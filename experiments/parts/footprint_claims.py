@@ -32,7 +32,11 @@ SAVED = (30, 50)  # percent that pass for "about 40 %"
 
 
 def main_device(
-    differences: list[dict[str, Any]], backward: Held, image_size: int, rows: int
+    differences: list[dict[str, Any]],
+    backward: Held,
+    image_size: int,
+    rows: int,
+    on_h100: Rows,
 ) -> Claim:
     """CA3.
 
@@ -41,6 +45,7 @@ def main_device(
         backward: What devices hold in their backward pass.
         image_size: Pixels.
         rows: Of one device.
+        on_h100: The step compiled for H100; none without a compiler.
     """
     observed, early, reduce = differences
     other = list(backward.values())[-1]
@@ -64,7 +69,7 @@ def main_device(
         f"Nor do {OTHERS_MB} MB hold such a step: beside parameters and gradients "
         f"{room:.0f} MiB are left, and activations of {rows} rows take "
         f"{other[ACTIVATIONS] / MIB:,.0f}. That is room for {share * rows:.1f} rows, "
-        f"or for images of {image_size * share**0.5:.0f} pixels.",
+        f"or for images of {image_size * share**0.5:.0f} pixels.{_compiled(on_h100)}",
     )
 
 
@@ -127,6 +132,18 @@ def parameters(counted: Rows) -> Claim:
         why=f"{counted[0]['numbers']:,} parameters x 4 bytes, counted in a Flax "
         f"definition: 98 MB if MB means 2^20 bytes, {size_bytes / 1e6:.1f} MB if it "
         f"means 10^6. BatchNorm's statistics add {counted[1]['size_mb']:.1f} MiB.",
+    )
+
+
+def _compiled(on_h100: Rows) -> str:
+    """What the devices hold on H100, in words."""
+    if not on_h100:
+        return ""
+    main, other, distributed = (row["all_mb"] for row in on_h100)
+    percent = on_h100[0]["more than DP's others (%)"]
+    return (
+        f" Compiled for H100: {main:,.1f} MiB on the main device against {other:,.1f} "
+        f"({percent:+.1f} %), and {distributed:,.1f} on every device of DDP."
     )
 
 

@@ -79,8 +79,10 @@ def train(given: Problem) -> Memory:
     return memory
 
 
-def as_one_program(given: Problem) -> tuple[ProgramReport, Split]:
-    """Compiles the `GatherToRoot` step; its report, and what each device holds."""
+def training(
+    given: Problem, mesh: jax.sharding.Mesh, design: jaxdp.Design
+) -> jaxdp.training.DataParallel:
+    """The step of the same model as one program on all devices."""
     model = given.model
 
     def whole_loss(params, batch, model_state):
@@ -88,24 +90,33 @@ def as_one_program(given: Problem) -> tuple[ProgramReport, Split]:
         logits, state = model.apply_fn(params, images, model_state=model_state)
         return loss_fn(logits, labels), jaxdp.Aux(model_state=state)
 
-    mesh = jaxdp.data_mesh(model.devices)
-    design = jaxdp.GatherToRoot()
-    program = jaxdp.data_parallel(
+    return jaxdp.data_parallel(
         whole_loss, given.optimizer, mesh, design=design, model_state="mean"
     )
 
-    def start(params, model_state):
-        return program.init(params, model_state=model_state)
 
-    state = jax.eval_shape(start, model.params, model.model_state)
+def first_state(given: Problem, train: jaxdp.training.DataParallel) -> PyTree:
+    """Shapes of the state before the first step."""
+
+    def start(params, model_state):
+        return train.init(params, model_state=model_state)
+
+    return jax.eval_shape(start, given.model.params, given.model.model_state)
+
+
+def as_one_program(given: Problem) -> tuple[ProgramReport, Split]:
+    """Compiles the `GatherToRoot` step; its report, and what each device holds."""
+    mesh = jaxdp.data_mesh(given.model.devices)
+    program = training(given, mesh, jaxdp.GatherToRoot())
+    state = first_state(given, program)
     batch = jax.eval_shape(lambda *batch: batch, given.images, given.labels)
     report = jaxdp.analyze(program.lower(state, batch).compile())
     assert report.memory is not None  # CPUs and GPUs say it
     kinds = {
-        PARAMETERS: _size(state.params),
-        OPTIMIZER: _size(state.opt_state) // mesh.size,  # stacked, one per device
-        "buffers": _size(state.model_state),
-        "batch": _size(batch) // mesh.size,
+        PARAMETERS: size_bytes(state.params),
+        OPTIMIZER: size_bytes(state.opt_state) // mesh.size,  # stacked, one per device
+        "buffers": size_bytes(state.model_state),
+        "batch": size_bytes(batch) // mesh.size,
         TEMPORARY: report.memory.temporary_bytes,
     }
     # The step counter, and results that do not take an argument's place.
@@ -142,6 +153,6 @@ def count() -> Rows:
     return rows
 
 
-def _size(tree: PyTree) -> int:
+def size_bytes(tree: PyTree) -> int:
     """Bytes of all arrays."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

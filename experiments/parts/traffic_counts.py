@@ -7,7 +7,6 @@ divide every leaf.
 
 import functools
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
@@ -118,9 +117,9 @@ def count(report: ProgramReport) -> Counted:
     )
 
 
-def in_program(way: Way, gradient: str, devices: int, target: str | None) -> Counted:
+def in_program(way: str, gradient: str, devices: int, target: str | None) -> Counted:
     """Counts a compiled step."""
-    return count(analyze(compiled(way.name, gradient, devices, target)))
+    return count(analyze(compiled(way, gradient, devices, target)))
 
 
 def as_scheduled(way: Way, case: Case) -> Counted:
@@ -137,18 +136,16 @@ def as_scheduled(way: Way, case: Case) -> Counted:
             received += each.received_bytes
             for link, amount in each.link_bytes.items():
                 links[link] = links.get(link, 0) + amount
-    return Counted(
-        tuple(map(int, sent)), tuple(map(int, received)), links, max(rounds)
-    )
+    return Counted(tuple(map(int, sent)), tuple(map(int, received)), links, max(rounds))
 
 
 def row(way: Way, gradient: str, devices: int, counted: Counted) -> dict[str, Any]:
-    """Everything that is known of one step."""
+    """All that is known of one step; expected numbers are fractions, so exact."""
     case = Case(devices, leaves(gradient), counted.arrays)
     exchanges = way.exchanges(case)
     found = {name: formulas.expected(exchanges, name) for name in formulas.MEASURES}
-    most, link = found["most"], found["link"]
-    rounds = formulas.rounds(exchanges)
+    most, timed = found["most"], counted.rounds is not None
+    rounds = formulas.rounds(exchanges) if timed else None
     exact = all(counted.measure(name) == {found[name].total} for name in found)
     return {
         "design": way.name,
@@ -156,21 +153,21 @@ def row(way: Way, gradient: str, devices: int, counted: Counted) -> dict[str, An
         "gradient": gradient,
         "Φ_bytes": phi(gradient),
         "formula": way.device,
-        "gradients_bytes": _plain(most.gradient),
-        "beside_bytes": _plain(most.beside),
-        "padding_bytes": _plain(most.padding),
-        "busiest, expected_bytes": _plain(most.total),
+        "gradients_bytes": most.gradient,
+        "beside_bytes": most.beside,
+        "padding_bytes": most.padding,
+        "busiest, expected_bytes": most.total,
         "busiest, counted_bytes": max(counted.sent),
-        "others, expected_bytes": _plain(found["least"].total),
+        "others, expected_bytes": found["least"].total,
         "others, counted_bytes": min(counted.sent),
         "link formula": way.link,
-        "busiest link, expected_bytes": _plain(link.total),
+        "busiest link, expected_bytes": found["link"].total,
         "busiest link, counted_bytes": max(counted.links.values(), default=0),
-        "all links, expected_bytes": _plain(found["total"].total),
+        "all links, expected_bytes": found["total"].total,
         "all links, counted_bytes": sum(counted.links.values()),
         "rounds, expected": rounds,
         "rounds, counted": counted.rounds,
-        "exact": exact and counted.rounds in (None, rounds),
+        "exact": exact and counted.rounds == rounds,
         "as the schedule": _as_scheduled(way, case, counted),
     }
 
@@ -181,8 +178,3 @@ def _as_scheduled(way: Way, case: Case, counted: Counted) -> bool | None:
         return None
     links = {link: amount for link, amount in counted.links.items() if amount}
     return counted._replace(links=links) == as_scheduled(way, case)
-
-
-def _plain(number: Fraction) -> float:
-    """A number as JSON has it."""
-    return int(number) if number.denominator == 1 else float(number)

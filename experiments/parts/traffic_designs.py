@@ -43,6 +43,7 @@ class Way:
         name: For tables and figures.
         design: Of the library; None for `DataParallel`, which is not one program.
         least: The fewest devices it makes sense for.
+        slow: Whether compiling it for many devices takes long.
         device: What the busiest device sends, in words.
         link: What the busiest link carries, in words.
         exchanges: All messages of a step.
@@ -52,6 +53,7 @@ class Way:
     name: str
     design: jaxdp.Design | None
     least: int = 1
+    slow: bool = False
     device: str
     link: str
     exchanges: Callable[[Case], list[Exchange]]
@@ -110,6 +112,7 @@ def _compressed(name: str, compression: Any, part: str, message: Callable) -> Wa
     return Way(
         name=name,
         design=jaxdp.RingAllReduce(compression=compression),
+        slow=True,
         device=f"2(N-1)Φ/{part}N",
         link=f"Φ/{part}",
         exchanges=lambda case: _parts(case, message),

@@ -19,6 +19,7 @@ from experiments.parts.traffic_counts import GRADIENTS, Counted
 from experiments.parts.traffic_designs import PORT, Case, Way
 from experiments.parts.traffic_formulas import Exchange, Message
 from jaxdp.replicated import Trace
+from jaxdp.replicated.devices import name
 
 ROWS = 2  # on each device
 
@@ -32,9 +33,7 @@ def way(gradient: str) -> Way:
         message = Message(formulas.FLOAT * sum(case.leaves), outputs, 0)
         return [Exchange(formulas.star(case.devices), message)]
 
-    return Way(
-        name=PORT, design=None, device="(N-1)Φ", link="Φ", exchanges=exchanges
-    )
+    return Way(name=PORT, design=None, device="(N-1)Φ", link="Φ", exchanges=exchanges)
 
 
 def count(gradient: str, devices: int) -> Counted:
@@ -51,17 +50,11 @@ def count(gradient: str, devices: int) -> Counted:
     targets = np.zeros((ROWS * devices, columns), np.float32)
     with model.trace() as trace:
         jax.block_until_ready(step(step.init(), batch, targets))
-    return read(trace, [str(d) for d in _names(model)])
+    return read(trace, [name(device) for device in model.devices])
 
 
 def _loss(outputs: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.mean((outputs - targets) ** 2)
-
-
-def _names(model: jaxdp.DataParallel) -> list[str]:
-    from jaxdp.replicated.devices import name
-
-    return [name(device) for device in model.devices]
 
 
 def read(trace: Trace, names: list[str]) -> Counted:
@@ -71,7 +64,7 @@ def read(trace: Trace, names: list[str]) -> Counted:
         trace: Of one step.
         names: Of the devices, in order.
     """
-    numbers = {name: i for i, name in enumerate(names)}
+    numbers = {device: i for i, device in enumerate(names)}
     links: Counter[tuple[int, int]] = Counter()
     for record in trace.records:
         if record.nbytes and record.source in numbers:

@@ -47,7 +47,7 @@ def find(
     """
     groups: dict[tuple, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for kind, ours, theirs in _changes(match(written, found), written, found):
-        labels = tuple(dict.fromkeys(label(written[w]) for w in ours))
+        labels = frozenset(label(written[w]) for w in ours)
         kinds = tuple(dict.fromkeys(found[f].kind for f in theirs))
         group = groups[kind, labels, kinds]
         group[0].extend(w for w in ours if w not in group[0])
@@ -106,8 +106,8 @@ def _finding(
     allowed: Collection[str],
 ) -> Finding:
     """One finding, judged and put in words."""
-    mine = tuple(written[w] for w in ours)
-    others = tuple(found[f] for f in theirs)
+    mine = tuple(written[w] for w in sorted(ours))
+    others = tuple(found[f] for f in sorted(theirs))
     broken = kind not in allowed
     # What the loss itself sends is no part of the design.
     if mine and all(label(op) == "loss" for op in mine):

@@ -170,7 +170,7 @@ def _concatenated(unit: Unit, wanted: list[Unit]) -> list[Unit]:
     alike = [
         other
         for other in wanted
-        if other.left == unit.left
+        if other.left == unit.left > 0
         and (other.kind, other.members) == (unit.kind, unit.members)
         and other.array.dtype == unit.array.dtype
     ]

@@ -4,12 +4,13 @@ All devices issue the same items. A kernel runs on the compute stream, one after
 other. A pair of a permute starts when it is issued on both devices and both
 communication streams are free; a group starts when that is so on all its devices, and
 keeps them busy together. Others pass by. Copies between the memories of a TPU have an
-engine of their own, and a kernel waits for one only where the schedule says.
+engine of their own, and compute waits for one where the schedule says.
 
 Left out, so that real runs take longer: what a transfer or a copy takes from kernels
 that run beside it, and the host's look at a condition.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -22,17 +23,24 @@ from jaxdp.program.work import OTHER
 from jaxdp.targets.hardware import Hardware
 
 COMPUTE, COMMUNICATION = "compute", "communication"
-_TURNS = 3  # of a loop: the first differs, two show whether it repeats
-_COPIED_BARS = 20_000  # more are one bar a stream
-_SAME = 1e-9  # relative: rounding of sums
+_SHOWN_RECORDS = 20_000  # of the turns of one loop; more are one record a stream
+_ROUNDING = 1e-9  # relative; of sums that would be equal
+# From when each device is free to when it starts and ends; NaN where it takes no part.
+_Placing = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Record:
-    """Something a stream of each device does: from when to when, [devices].
+    """What a stream of each device does once: from when to when, by device.
 
-    `busy_s` is shorter than what is between where a record stands for many turns of a
-    loop. A device that takes no part has NaN.
+    Attributes:
+        stream: `COMPUTE` or `COMMUNICATION`.
+        name: The instruction.
+        kind: Of the kernel or the collective.
+        start_s: NaN for a device that takes no part.
+        end_s: As `start_s`.
+        busy_s: What lies between, or less if this stands for many turns of a loop.
+        op: What is communicated.
     """
 
     stream: str
@@ -45,8 +53,8 @@ class Record:
 
     def later(self, by_s: float) -> "Record":
         """The same some time later."""
-        moved = {"start_s": self.start_s + by_s, "end_s": self.end_s + by_s}
-        return dataclasses.replace(self, **moved)
+        start, end = self.start_s + by_s, self.end_s + by_s
+        return dataclasses.replace(self, start_s=start, end_s=end)
 
 
 class Streams:
@@ -54,68 +62,117 @@ class Streams:
 
     def __init__(self, devices: int, hardware: Hardware):
         self.hardware = hardware
-        self.compute_s = np.zeros(devices)
-        self.communication_s = np.zeros(devices)
-        self.copies_s = 0.0
-        self.ends: dict[str, np.ndarray] = {}  # of what was started, by device
+        # [3, devices]: compute, communication, copies
+        self.free_s = np.zeros((3, devices))
+        self.ends: dict[str, np.ndarray] = {}  # of transfers, by device
+        self.copied: dict[str, np.ndarray] = {}
         self.records: list[Record] = []
-        self._known: dict[CollectiveOp, Callable[[np.ndarray], _Times]] = {}
-
-    def run(self, items: Sequence[Item]) -> None:
-        """All devices issue items."""
-        for item in items:
-            match item:
-                case Kernel():
-                    self._kernel(item)
-                case Start():
-                    self._start(item)
-                case Copy():
-                    self._copy(item)
-                case Done():
-                    self._wait(item.name, item.start)
-                case Loop():
-                    self._loop(item)
-                case Branches():
-                    self._branches(item)
+        self._placings: dict[tuple, _Placing] = {}
 
     @property
     def end_s(self) -> float:
         """When the last stream of all is done."""
-        return max(self.compute_s.max(), self.communication_s.max(), self.copies_s)
+        return float(self.free_s.max())
+
+    def run(self, items: Sequence[Item]) -> None:
+        """All devices issue items."""
+        issue = {
+            Kernel: self._kernel,
+            Start: self._start,
+            Copy: self._copy,
+            Done: self._done,
+            Loop: self._loop,
+            Branches: self._branches,
+        }
+        for item in items:
+            issue[type(item)](item)
 
     def _kernel(self, kernel: Kernel) -> None:
         took = self.hardware.kernel_s(kernel.work.flops, kernel.work.bytes)
-        start = self.compute_s
-        self.compute_s = start + took
-        self._record(COMPUTE, kernel.name, kernel.work.kind, start, self.compute_s)
+        start = self.free_s[0].copy()
+        self.free_s[0] += took
+        end = self.free_s[0].copy()
+        self._record(COMPUTE, kernel.name, kernel.work.kind, start, end)
 
     def _start(self, start: Start) -> None:
         op = start.op
-        if op not in self._known:
-            self._known[op] = _times(op, self.hardware)
-        issued = np.maximum(self.compute_s, self.communication_s)
-        begin, end = self._known[op](issued)
-        taking_part = ~np.isnan(end)
-        self.communication_s = np.where(taking_part, end, self.communication_s)
+        key = op.kind, op.arrays, op.groups, op.pairs
+        if key not in self._placings:
+            self._placings[key] = _placing(op, self.hardware)
+        begin, end = self._placings[key](self.free_s[:2].max(axis=0))
+        self.free_s[1] = np.fmax(self.free_s[1], end)
         self._record(COMMUNICATION, start.name, op.kind, begin, end, op)
         self.ends[start.name] = end
         if start.blocks:
-            self._wait(start.name, start.name)
+            self.free_s[0] = np.fmax(self.free_s[0], end)
 
-    def _copy(self, copy: Copy) -> None:
-        """All devices copy alike, one after the other."""
-        begin = max(self.copies_s, self.compute_s.max())
-        self.copies_s = begin + copy.bytes / self.hardware.memory_bytes_per_s
-        self.ends[copy.name] = np.full_like(self.compute_s, self.copies_s)
+    def _copy(self, copied: Copy) -> None:
+        begin = self.free_s[[0, 2]].max(axis=0)
+        self.free_s[2] = begin + copied.bytes / self.hardware.memory_bytes_per_s
+        self.copied[copied.name] = self.free_s[2].copy()
 
-    def _wait(self, name: str, start: str) -> None:
-        """Compute waits for what was started; for a copy, that is work of its own."""
-        if start not in self.ends:  # kernels that were started are done, in order
-            return
-        before = self.compute_s
-        self.compute_s = np.fmax(before, self.ends[start])
-        if name != start and start in self._copies:
-            self._record(COMPUTE, name, OTHER, before, self.compute_s)
+    def _done(self, done: Done) -> None:
+        """Compute waits for a transfer; or for a copy, which is work of its own.
+
+        Kernels that were started are done: they run in order.
+        """
+        start = self.free_s[0].copy()
+        if done.start in self.ends:
+            self.free_s[0] = np.fmax(start, self.ends[done.start])
+        elif done.start in self.copied:
+            self.free_s[0] = np.fmax(start, self.copied[done.start])
+            end = self.free_s[0].copy()
+            self._record(COMPUTE, done.name, OTHER, start, end)
+
+    def _branches(self, item: Branches) -> None:
+        """The branch that takes longest, whichever would run."""
+        tried = []
+        for branch in item.branches:
+            fork = copy.copy(self)
+            fork.free_s, fork.records = self.free_s.copy(), []
+            fork.run(branch)
+            tried.append(fork)
+        longest = max(tried, key=lambda fork: fork.free_s.max(axis=1).tolist())
+        self.free_s = longest.free_s
+        self.records += longest.records
+
+    def _loop(self, loop: Loop) -> None:
+        """Turn after turn, until a turn takes as long as the one before."""
+        self.run(loop.condition)
+        moved = np.full_like(self.free_s, np.nan)
+        for turn in range(loop.trips):
+            before, first = self.free_s.copy(), len(self.records)
+            self.run(loop.body + loop.condition)
+            last_moved, moved = moved, self.free_s - before
+            if self._repeats(moved, last_moved):
+                self._repeat(loop, first, moved, loop.trips - turn - 1)
+                return
+
+    def _repeats(self, moved: np.ndarray, last_moved: np.ndarray) -> bool:
+        """Whether all later turns are this one, some time later.
+
+        All streams that are in use have moved by the same time, twice, and no other
+        reaches into the next turn.
+        """
+        used = moved > 0
+        if not used.any():
+            return bool((moved == last_moved).all())
+        by = moved[used]
+        same = np.allclose(by, by[0], rtol=_ROUNDING, atol=0) and np.allclose(
+            moved, last_moved, rtol=_ROUNDING, atol=0
+        )
+        others = self.free_s[~used].max(initial=0.0)
+        return bool(same and others <= self.free_s[used].min())
+
+    def _repeat(self, loop: Loop, first: int, moved: np.ndarray, times: int) -> None:
+        by = float(moved.max())
+        turn = self.records[first:]
+        if len(turn) * times <= _SHOWN_RECORDS:
+            for number in range(1, times + 1):
+                self.records += [record.later(number * by) for record in turn]
+        else:
+            self.records += _merged(loop, turn, by, times)
+        self.free_s += times * moved
 
     def _record(
         self,
@@ -126,5 +183,60 @@ class Streams:
         end_s: np.ndarray,
         op: CollectiveOp | None = None,
     ) -> None:
-        busy = end_s - start_s
-        self.records.append(Record(stream, name, kind, start_s, end_s, busy, op))
+        took = end_s - start_s
+        self.records.append(Record(stream, name, kind, start_s, end_s, took, op))
+
+
+def _placing(op: CollectiveOp, hardware: Hardware) -> _Placing:
+    """When the devices of a collective start and end, by when they are free."""
+    if op.kind == "collective-permute":
+        pairs, took = transfers.pair_seconds(op, hardware)
+        ends = np.array(pairs, dtype=int).reshape(-1, 2).T
+        return lambda free: _place_pairs(free, *ends, took)
+    took = transfers.group_seconds(op, hardware)
+    members = [np.array(group) for group in op.groups]
+    return lambda free: _place_groups(free, members, took)
+
+
+def _place_pairs(
+    free: np.ndarray, sources: np.ndarray, targets: np.ndarray, took: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each pair when both ends are free; a device in two pairs does both at once."""
+    starts = np.maximum(free[sources], free[targets])
+    begin, end = np.full_like(free, np.nan), np.full_like(free, np.nan)
+    begin[sources], end[sources] = starts, starts + took
+    begin[targets] = np.fmin(begin[targets], starts)
+    end[targets] = np.fmax(end[targets], starts + took)
+    return begin, end
+
+
+def _place_groups(
+    free: np.ndarray, members: list[np.ndarray], took: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each group when all its devices are free."""
+    begin, end = np.full_like(free, np.nan), np.full_like(free, np.nan)
+    for group, seconds in zip(members, took, strict=True):
+        begin[group] = free[group].max()
+        end[group] = begin[group] + seconds
+    return begin, end
+
+
+def _merged(loop: Loop, turn: list[Record], by_s: float, times: int) -> list[Record]:
+    """One record a stream for many turns like one, of the kind that takes most."""
+    found = []
+    for stream in (COMPUTE, COMMUNICATION):
+        own = [record for record in turn if record.stream == stream]
+        if own:
+            most = max(own, key=lambda record: np.nansum(record.busy_s))
+            found.append(
+                Record(
+                    stream,
+                    f"{loop.name}, {times} turns",
+                    most.kind,
+                    np.fmin.reduce([record.start_s for record in own]) + by_s,
+                    np.fmax.reduce([record.end_s for record in own]) + times * by_s,
+                    times * np.nansum([record.busy_s for record in own], axis=0),
+                    most.op,
+                )
+            )
+    return found

@@ -2,7 +2,8 @@
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,8 @@ from jaxdp.targets.quiet import quietly
 from jaxdp.trainer import Trainer
 
 MOST_KEPT = 32  # compiled programs
+# What JAX says if it lowers a callback for a device that it did not start.
+_OF_CALLBACKS = ("different from the lowering platform", "Unknown backend")
 
 
 @dataclass(frozen=True)
@@ -84,14 +87,30 @@ def compile_for(
     with quietly():
         jax.local_devices()  # JAX's own start, if this is what starts it, writes too
     owner = getattr(fn, "__self__", None)
-    if isinstance(owner, Trainer):
-        lowered, own = training.lowered(owner, fn.__name__, args, mesh)
-    else:
-        lowered, own = retarget.moved(fn, args, mesh, chip(target).backend)
+    with _explained():
+        if isinstance(owner, Trainer):
+            lowered, own = training.lowered(owner, fn.__name__, args, mesh)
+        else:
+            lowered, own = retarget.moved(fn, args, mesh, chip(target).backend)
     options = dict(compiler_options or {})
     about = (target, devices, hosts, sorted(own.items()), sorted(options.items()))
     program = _Program(_key(lowered, about), lowered, options or None)
     return _compiled(program)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Adds to errors of JAX what they come of."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        if any(words in str(error) for words in _OF_CALLBACKS):
+            error.add_note(
+                "compile_for: the function calls back into Python, which belongs to a "
+                "device that is here. Leave out jax.debug.print, jax.pure_callback and "
+                "the like."
+            )
+        raise
 
 
 def _key(lowered: jax.stages.Lowered, about: tuple[Any, ...]) -> str:

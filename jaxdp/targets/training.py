@@ -49,7 +49,7 @@ def lowered(
 
 def _like(mesh: Mesh, target: Mesh) -> Mesh:
     """The target's devices with the axes of a training's mesh; the first one grows."""
-    others = mesh.devices[0].size
+    others = mesh.size // len(mesh.devices)
     if target.size % others:
         raise ValueError(
             f"compile_for got devices={target.size}, and a training on a mesh of shape "

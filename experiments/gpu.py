@@ -1,0 +1,119 @@
+"""What would every design cost on eight H100, and would XLA keep it?
+
+Command:   make experiment EXP=gpu             ARGS="--target h200 --models resnet"
+Hardware:  none of it: programs are compiled for 8 x H100 with the extra [compile].
+Runtime:   about 12 min on two cores, nearly all of it compilation.
+
+ResNet-50 (25,557,032 parameters, 64 images of 224 x 224 a device, SGD with momentum) and
+a GPT-2 of the small size (124,439,808 parameters, 8 sequences of 1,024 tokens a device,
+Adam), both in Flax NNX, computed in bfloat16, with float32 parameters and gradients.
+Every design's step is compiled for the target. What it sends, what it keeps in memory
+and in which order it runs are read from the program: exact. How long that takes is
+predicted, by a roofline at half of the peak of matrix products and 0.9 of that of
+memory, and by alpha-beta of NVLink: 10 us and 450 GB/s. Nothing ran on an H100.
+
+Expected numbers, for N = 8 devices and Φ bytes of gradients:
+  ring, native     2 (N - 1) / N Φ sent per device: 179 MB of ResNet-50, 871 of GPT-2
+  gather to root   (N - 1) Φ sent by the root: 717 and 3,484 MB
+  exposed          XLA schedules most permutes one after the other: a ring leaves nearly
+                   all of its communication exposed, one native all-reduce less
+  memory           the same for all designs, but for a bucket or two
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+import jaxdp
+from experiments.harness import config as harness
+from experiments.harness import show
+from experiments.harness.result import Result
+from experiments.parts import gpu_claims as claims
+from experiments.parts import gpu_figures as figures
+from experiments.parts import gpu_models as models
+from experiments.parts import gpu_steps as steps
+from experiments.parts.gpu_steps import Step
+from jaxdp import targets
+from jaxdp.prediction import Model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DRAWN = ("RingAllReduce", "NativeAllReduce 25 MB")  # as timelines
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(harness.Config):
+    """Options of the experiment."""
+
+    target: Literal["h100", "h200", "a100", "b200"] = "h100"  # what to compile for
+    hosts: int = 1  # in which the devices are
+    models: Literal["both", "resnet", "transformer"] = "both"
+    rows: int | None = None  # on one device; None: 64 images, 8 sequences
+
+    def check(self) -> None:
+        """Checks the options, and that there is a compiler."""
+        super().check()
+        if self.devices < 2 or self.devices % self.hosts:
+            raise ValueError(
+                f"--devices got {self.devices} and --hosts {self.hosts}. Gradients "
+                "travel between at least 2 devices, equally many in each host. Use "
+                "--devices 8 --hosts 1, for example."
+            )
+        if self.rows is not None and self.rows < 1:
+            raise ValueError(
+                f"--rows got {self.rows}. A device takes at least 1 row. Leave it out "
+                "for 64 images or 8 sequences."
+            )
+        if absent := targets.missing(self.target):
+            raise ValueError(f"--target got {self.target}. {absent}")
+
+    def chosen(self) -> list[Model]:
+        """The models."""
+        size = {} if self.rows is None else {"rows": self.rows}
+        made = {"resnet": models.resnet50, "transformer": models.transformer}
+        names = made if self.models == "both" else (self.models,)
+        return [made[name](self.tiny, **size) for name in names]
+
+
+def run(config: Config) -> Result:
+    """Answers the question."""
+    found: list[Step] = []
+    designs = steps.designs(config.devices)
+    chosen = config.chosen()
+    label = f"compiling for {config.devices} x {config.target.upper()}"
+    with show.progress(label, len(chosen) * len(designs)) as advance:
+        for model in chosen:
+            for name, design in designs.items():
+                where = config.target, config.devices, config.hosts
+                found.append(steps.step(model, name, design, *where))
+                advance()
+    return Result(
+        claims=claims.claims(found),
+        tables={
+            "designs": [steps.row(step) for step in found],
+            "kept_by_the_compiler": [steps.kept(step) for step in found],
+            "memory_by_kind": [steps.memory(step) for step in found],
+            "largest_kernels": [r for step in found for r in steps.kernels(step)],
+        },
+        figures=draw(config, found),
+        programs={step.name: step.program for step in found},
+        files={
+            f"{step.slug}.trace.json": jaxdp.program.trace_json(step.timeline)
+            for step in found
+        },
+    )
+
+
+def draw(config: Config, found: list[Step]) -> "dict[str, Figure]":
+    """The step and its memory by design, and timelines of two."""
+    where = f"{config.devices} x {config.target.upper()}, predicted"
+    drawn = {
+        "Step time by design": figures.step_times("Step time by design", found, where),
+        "Memory by design": figures.memory("Memory by design", found, where),
+        "Bytes by design": figures.traffic("Bytes by design", found, where),
+    }
+    for step in found:
+        if step.design_name in DRAWN:
+            title = f"Timeline, {step.name}"
+            drawn[title] = step.timeline.figure(title)
+    return drawn
