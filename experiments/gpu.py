@@ -38,7 +38,7 @@ from jaxdp.prediction import Model
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DRAWN = ("RingAllReduce", "NativeAllReduce 25 MB")  # as timelines
+DRAWN = (steps.ROOT, steps.RING, "NativeAllReduce 25 MB")  # as timelines
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,15 +105,21 @@ def run(config: Config) -> Result:
 
 
 def draw(config: Config, found: list[Step]) -> "dict[str, Figure]":
-    """The step and its memory by design, and timelines of two."""
-    where = f"{config.devices} x {config.target.upper()}, predicted"
-    drawn = {
-        "Step time by design": figures.step_times("Step time by design", found, where),
-        "Memory by design": figures.memory("Memory by design", found, where),
-        "Bytes by design": figures.traffic("Bytes by design", found, where),
-    }
-    for step in found:
-        if step.design_name in DRAWN:
-            title = f"Timeline, {step.name}"
-            drawn[title] = step.timeline.figure(title)
+    """For each model: time, bytes and memory by design, and timelines of two."""
+    note = f"{config.devices} x {config.target.upper()}"
+    drawn = {}
+    for model in dict.fromkeys(step.model.name for step in found):
+        own = [step for step in found if step.model.name == model]
+        drawings = {
+            "Step time": (figures.step_times, f"{note}, predicted"),
+            "Bytes sent": (figures.traffic, f"{note}, counted in the program"),
+            "Memory": (figures.memory, f"{note}, when a device holds most"),
+        }
+        for what, (figure, about) in drawings.items():
+            title = f"{what} of {model}"
+            drawn[title] = figure(title, own, about)
+        for step in own:
+            if step.design_name in DRAWN:
+                title = f"Timeline of {step.name}"
+                drawn[title] = draw_timeline(step.timeline, title=title)
     return drawn

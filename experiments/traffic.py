@@ -30,7 +30,7 @@ makes. Times are predicted by the α-β cost of the schedules; nothing is timed 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -54,18 +54,22 @@ MAPPED = 8  # devices of the maps of links
 FEWEST = 4  # with which every design exists
 TINY = (1, 4)
 LARGE = 64  # from here on, what is slow to compile is compiled for one gradient only
-PHI = ", ".join(f"{counts.phi(name):,} bytes if {name}" for name in counts.GRADIENTS)
-PER_DEVICE = [
-    *("design", "N", "gradient", "formula", "gradients_bytes", "beside_bytes"),
-    *("padding_bytes", "busiest, expected_bytes", "busiest, counted_bytes"),
-    *("others, expected_bytes", "others, counted_bytes", "exact"),
-]
-PER_LINK = [
-    *("design", "N", "gradient", "link formula", "busiest link, expected_bytes"),
-    *("busiest link, counted_bytes", "all links, expected_bytes"),
-    *("all links, counted_bytes", "rounds, expected", "rounds, counted"),
-    *("as the schedule", "exact"),
-]
+PHI = ", ".join(f"{counts.phi(name):,} bytes ({name} chunks)" for name in counts.GRADIENTS)
+STEP = "design", "N", "chunks"
+PER_DEVICE = (
+    *STEP,
+    *("gradients_bytes", "beside_bytes", "padding_bytes", "counted_bytes", "exact"),
+)
+PER_LINK = (
+    *STEP,
+    *("link, formula_bytes", "link, counted_bytes"),
+    *("all links, formula_bytes", "all links, counted_bytes"),
+)
+ROUNDS = (
+    *STEP,
+    *("others, formula_bytes", "others, counted_bytes"),
+    *("rounds, formula", "rounds, counted", "planned"),
+)
 Found = dict[tuple[str, str, int], Counted]  # by design, gradient and N
 
 
@@ -95,7 +99,8 @@ def run(config: Config) -> Result:
     used = [n for n in numbers if n in TINY] if config.tiny else numbers
     found = in_programs(used, gradients, target)
     found |= in_traces([n for n in used if n <= config.devices], gradients)
-    rows = [counts.row(ways(key[1])[key[0]], *key[1:], found[key]) for key in found]
+    keys = [key for name in ways(gradients[0]) for key in found if key[0] == name]
+    rows = [counts.row(ways(key[1])[key[0]], *key[1:], found[key]) for key in keys]
     predicted = times.rows(numbers)
     where = f"compiled for {'H100 GPUs' if target else devices.describe(most)}"
     return Result(
@@ -106,8 +111,9 @@ def run(config: Config) -> Result:
         ],
         tables={
             "designs": summary(rows, where),
-            "per_device": table(rows, PER_DEVICE, where),
-            "per_link": table(rows, PER_LINK, where),
+            "sent_by_the_busiest_device": table(rows, PER_DEVICE, where),
+            "carried_by_links": table(rows, PER_LINK, where),
+            "sent_by_others_and_rounds": table(rows, ROUNDS, where),
             "predicted_times": predicted,
         },
         figures=draw(found, rows, gradients[0], where),
@@ -160,27 +166,32 @@ def in_traces(numbers: Sequence[int], gradients: Sequence[str]) -> Found:
 
 
 def summary(rows: Rows, where: str) -> Rows:
-    """Every design at one number of devices, in Φ, and whether all was as expected."""
+    """Gradients at one number of devices, in Φ, and whether all was as expected."""
     last = max(row["N"] for row in rows if row["N"] <= MAPPED)
     every: dict[str, list[bool]] = {}
     for row in rows:
         every.setdefault(row["design"], []).append(row["exact"])
+    label = f"gradients, N = {last}, {where}; DataParallel: in the trace of a step"
     return [
         {
             "design": row["design"],
-            "formula": row["formula"],
-            "busiest sends/Φ": float(claims.gradients(row)),
-            "others send/Φ": row["others, counted_bytes"] / row["Φ_bytes"],
-            "busiest link/Φ": row["busiest link, counted_bytes"] / row["Φ_bytes"],
-            "all links/Φ": row["all links, counted_bytes"] / row["Φ_bytes"],
+            "busiest sends": row["formula"],
+            "in Φ": float(claims.gradients(row)),
+            "others": _in_phi(row, "least", "others"),
+            "a link": _in_phi(row, "link", "link"),
+            "all links": _in_phi(row, "total", "all links"),
             "rounds": row["rounds, counted"],
-            "programs": len(every[row["design"]]),
+            "steps": len(every[row["design"]]),
             "all exact": all(every[row["design"]]),
-            "label": f"N = {last}, {where}; DataParallel: traced on {devices.label()}",
+            "label": label,
         }
         for row in rows
-        if row["N"] == last and row["gradient"] == rows[0]["gradient"]
+        if row["N"] == last and row["chunks"] == rows[0]["chunks"]
     ]
+
+
+def _in_phi(row: Mapping[str, Any], measure: str, column: str) -> float:
+    return float(claims.gradients(row, measure, f"{column}, counted_bytes"))
 
 
 def table(rows: Rows, columns: Sequence[str], where: str) -> Rows:
@@ -203,7 +214,7 @@ def draw(found: Found, rows: Rows, gradient: str, where: str) -> dict[str, "Figu
         for name in designs.WAYS
         if (name, gradient, last) in found
     }
-    chosen = [row for row in rows if row["gradient"] == gradient]
+    chosen = [row for row in rows if row["chunks"] == gradient]
     titles = "Bytes of the busiest device", f"Bytes by link on {last} devices"
     return {
         titles[0]: figures.busiest(titles[0], ways(gradient), chosen, where),

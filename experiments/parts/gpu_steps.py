@@ -1,5 +1,6 @@
 """Training steps compiled for GPUs that are not here, and what is read from them."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from jaxdp.prediction import GPU_OPTIONS, Model
 from jaxdp.program import ProgramReport, Timeline, Verdict
 
 MIB = 2**20
+ROOT, RING = "GatherToRoot", "RingAllReduce"
 PREDICTED = (
     "bytes and memory: read from the compiled program; times: predicted, see the "
     "experiment's description"
@@ -44,9 +46,9 @@ class Step(NamedTuple):
 def designs(devices: int) -> dict[str, jaxdp.Design]:
     """Every design, by the name of its row."""
     return {
-        "GatherToRoot": jaxdp.GatherToRoot(),
+        ROOT: jaxdp.GatherToRoot(),
         f"ParameterServer, {devices} servers": jaxdp.ParameterServer(servers=devices),
-        "RingAllReduce": jaxdp.RingAllReduce(),
+        RING: jaxdp.RingAllReduce(),
         "recursive doubling": jaxdp.AllReduce("recursive_doubling"),
         "NativeAllReduce": jaxdp.NativeAllReduce(),
         "NativeAllReduce 25 MB": jaxdp.NativeAllReduce(bucket_cap_mb=25.0),
@@ -100,4 +102,26 @@ def row(step: Step) -> dict[str, Any]:
         "exposed_fraction": timeline.exposed_fraction,
         "rows per s": step.devices * step.model.rows / timeline.step_s,
         "label": PREDICTED,
+    }
+
+
+def phi_bytes(step: Step) -> int:
+    """Bytes of the gradients."""
+    leaves = jax.tree.leaves(step.model.params)
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def kept(step: Step) -> dict[str, Any]:
+    """What XLA made of the design's collectives."""
+    verdict = step.verdict
+    apart = [d for d in verdict.distances if not d.blocks]
+    return {
+        "model": step.model.name,
+        "design": step.design_name,
+        "kept": verdict.kept,
+        "buckets asked": verdict.buckets_asked,
+        "buckets found": verdict.buckets_found,
+        "collectives": len(verdict.distances),
+        "asynchronous": len(apart),
+        "findings": "; ".join(str(finding) for finding in verdict.findings) or "none",
     }

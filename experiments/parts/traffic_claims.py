@@ -64,17 +64,17 @@ def server(rows: Rows, predicted: Rows, where: str) -> Claim:
 def shares(rows: Rows, where: str) -> Claim:
     """CB6."""
     alone = {
-        (row["N"], row["gradient"]): row
+        (row["N"], row["chunks"]): row
         for row in rows
         if row["design"] == designs.ONE_SERVER
     }
     apart = [row for row in rows if row["design"] == designs.APART]
     shared = [row for row in rows if row["design"] == designs.SHARED]
     parts = [
-        gradients(row) / gradients(alone[row["N"], row["gradient"]]) for row in apart
+        gradients(row) / gradients(alone[row["N"], row["chunks"]]) for row in apart
     ]
     n = shared[-1]["N"]
-    working = gradients(shared[-1]) / gradients(alone[n, shared[-1]["gradient"]])
+    working = gradients(shared[-1]) / gradients(alone[n, shared[-1]["chunks"]])
     right = set(parts) == {Fraction(1, designs.DEDICATED)}
     exact = _exact([*apart, *shared, *alone.values()])
     return Claim(
@@ -93,15 +93,24 @@ def shares(rows: Rows, where: str) -> Claim:
     )
 
 
-def gradients(row: Mapping[str, Any]) -> Fraction:
-    """Φ that the busiest device sends: what was counted, less what rides along."""
-    riding = row["beside_bytes"] + row["padding_bytes"]
-    return (row["busiest, counted_bytes"] - riding) / Fraction(row["Φ_bytes"])
+def gradients(
+    row: Mapping[str, Any], measure: str = "most", counted: str = "counted_bytes"
+) -> Fraction:
+    """Gradients in Φ: what was counted, less what rides along.
+
+    Args:
+        row: Of one step.
+        measure: A field of `Share`.
+        counted: The column that it was counted for.
+    """
+    expected = row["measures"][measure]
+    riding = expected.beside + expected.padding
+    return (row[counted] - riding) / Fraction(row["Φ_bytes"])
 
 
 def _exact(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether all were counted as expected, and all follow the library's schedule."""
-    return all(row["exact"] and row["as the schedule"] for row in rows)
+    return all(row["exact"] and row["planned"] for row in rows)
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> str:

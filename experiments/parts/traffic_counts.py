@@ -1,8 +1,8 @@
 """What compiled training steps send, beside the closed forms of `traffic_formulas`.
 
 The model is one linear layer, so its gradient has two leaves, a matrix and a vector. It
-comes in two sizes: of one no number of devices divides anything, of the other all
-divide every leaf.
+comes in two sizes: all numbers of devices divide the leaves of one into even chunks,
+and none of them the gradient of the other.
 """
 
 import functools
@@ -24,7 +24,7 @@ from jaxdp.program import ProgramReport, analyze
 Links = Mapping[tuple[int, int], int]
 TARGET = "h100"
 # Rows and columns of the matrix; the vector has a number for every column.
-GRADIENTS = {"none divides": (250, 107), "all divide": (140, 192)}
+GRADIENTS = {"uneven": (250, 107), "even": (140, 192)}
 
 
 class Counted(NamedTuple):
@@ -144,31 +144,30 @@ def row(way: Way, gradient: str, devices: int, counted: Counted) -> dict[str, An
     case = Case(devices, leaves(gradient), counted.arrays)
     exchanges = way.exchanges(case)
     found = {name: formulas.expected(exchanges, name) for name in formulas.MEASURES}
-    most, timed = found["most"], counted.rounds is not None
-    rounds = formulas.rounds(exchanges) if timed else None
+    most, has_rounds = found["most"], counted.rounds is not None
+    rounds = formulas.rounds(exchanges) if has_rounds else None
     exact = all(counted.measure(name) == {found[name].total} for name in found)
     return {
         "design": way.name,
         "N": devices,
-        "gradient": gradient,
+        "chunks": gradient,
         "Φ_bytes": phi(gradient),
         "formula": way.device,
         "gradients_bytes": most.gradient,
         "beside_bytes": most.beside,
         "padding_bytes": most.padding,
-        "busiest, expected_bytes": most.total,
-        "busiest, counted_bytes": max(counted.sent),
-        "others, expected_bytes": found["least"].total,
+        "counted_bytes": max(counted.sent),
+        "others, formula_bytes": found["least"].total,
         "others, counted_bytes": min(counted.sent),
-        "link formula": way.link,
-        "busiest link, expected_bytes": found["link"].total,
-        "busiest link, counted_bytes": max(counted.links.values(), default=0),
-        "all links, expected_bytes": found["total"].total,
+        "link, formula_bytes": found["link"].total,
+        "link, counted_bytes": max(counted.links.values(), default=0),
+        "all links, formula_bytes": found["total"].total,
         "all links, counted_bytes": sum(counted.links.values()),
-        "rounds, expected": rounds,
+        "rounds, formula": rounds,
         "rounds, counted": counted.rounds,
         "exact": exact and counted.rounds == rounds,
-        "as the schedule": _as_scheduled(way, case, counted),
+        "measures": found,
+        "planned": _as_scheduled(way, case, counted),
     }
 
 

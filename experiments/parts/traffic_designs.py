@@ -125,9 +125,9 @@ def _star(case: Case) -> list[Exchange]:
 
 
 RING, STAR, NATIVE, ONE_SERVER = "ring", "gather to root", "native", "1 server"
-DOUBLING, PORT = "recursive doubling", "DataParallel"
+DOUBLING, PORT, LOCAL = "doubling", "DataParallel", "local SGD"
 SHARED = f"{SERVERS} servers"
-APART = f"{DEDICATED} dedicated servers"
+APART = f"{DEDICATED} dedicated"
 _WAYS = [
     Way(
         name=STAR,
@@ -148,7 +148,7 @@ _WAYS = [
     Way(
         name=DOUBLING,
         design=jaxdp.AllReduce("recursive_doubling"),
-        device="log2(N)Φ",
+        device="log₂(N)Φ",
         link="Φ",
         exchanges=lambda case: [
             Exchange(formulas.doubling(case.devices), formulas.whole(case.leaves))
@@ -171,7 +171,7 @@ _WAYS = [
     _server(SHARED, SERVERS),
     _server(APART, DEDICATED, dedicated=True),
     Way(
-        name="local SGD, averaging",
+        name=LOCAL,
         design=jaxdp.LocalSGD(sync_every=2),
         device="2(N-1)Φ/N",
         link="2(N-1)Φ/N",

@@ -27,7 +27,7 @@ STYLES: Mapping[str, tuple[str, str, float]] = {  # colour, marker, size
     designs.DOUBLING: ("#CC79A7", "v", 6),
     designs.RING: (BLUE, "o", 10),
     designs.NATIVE: (BLUE, "s", 5),
-    "local SGD, averaging": (BLUE, "x", 5),
+    designs.LOCAL: (BLUE, "x", 5),
     "ring, bf16": ("#56B4E9", "o", 5),
     "ring, int8": ("#009E73", "o", 5),
 }
@@ -36,8 +36,8 @@ MAPPED = {
     designs.RING: "ring",
     designs.NATIVE: "native, as the ring that a runtime makes",
     designs.SHARED: designs.SHARED,
-    designs.APART: designs.APART,
-    designs.DOUBLING: designs.DOUBLING,
+    designs.APART: f"{designs.DEDICATED} dedicated servers",
+    designs.DOUBLING: "recursive doubling",
 }
 
 
@@ -62,7 +62,7 @@ def busiest(title: str, ways: Mapping[str, Way], rows: Rows, note: str) -> "Figu
         axes.plot(x, [_sent(ways[name], n) for n in x], **line)
         axes.plot(
             [row["N"] for row in found],
-            [row["busiest, counted_bytes"] / row["Φ_bytes"] for row in found],
+            [row["counted_bytes"] / row["Φ_bytes"] for row in found],
             label=f"{name}: {ways[name].device}",
             color=color,
             marker=marker,

@@ -137,9 +137,7 @@ def _text(
     if kind == "unconditional":
         return f"{ours} written in a branch run in every step"
     verb = {"merged": "travel as", "split": "are cut into", "replaced": "became"}[kind]
-    return (
-        f"{ours}, {_bytes(written)} bytes, {verb} {theirs}, {_bytes(found)} bytes"
-    )
+    return f"{ours}, {_bytes(written)} bytes, {verb} {theirs}, {_bytes(found)} bytes"
 
 
 def _count(ops: Sequence[CollectiveOp]) -> str:

@@ -91,7 +91,9 @@ def match(written: Sequence[CollectiveOp], found: Sequence[CollectiveOp]) -> Mat
             unit.left = part.left = 0
     for unit in wanted:
         while unit.left and (others := _replacement(unit, given)):
-            result.replaced.append((unit.op, tuple(dict.fromkeys(o.op for o in others))))
+            result.replaced.append(
+                (unit.op, tuple(dict.fromkeys(o.op for o in others)))
+            )
             for one in (unit, *others):
                 one.left -= 1
     result.missing = tuple(dict.fromkeys(unit.op for unit in wanted if unit.left))

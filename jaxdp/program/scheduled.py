@@ -24,7 +24,7 @@ from jaxdp.program.products import FREE_CALLS, target_of
 from jaxdp.program.shapes import arrays, quote
 from jaxdp.program.trips import trip_count
 from jaxdp.program.walk import computations_of
-from jaxdp.program.work import Computation, Work, device_bytes, work
+from jaxdp.program.work import Computation, Work, called, device_bytes, work
 
 # They name, lay out or order values, and run nothing.
 _FREE = (
@@ -166,13 +166,12 @@ class _Reader:
 
     def _inside(self, fusion: Instruction) -> list[tuple[Instruction, CollectiveOp]]:
         """Collectives that XLA put into a fusion."""
-        found = []
-        for name in computations_of(fusion):
-            inside = self.module.computations[name]
-            for one in inside.values():
-                if kind := kind_of(one):
-                    found.append((one, read(self.module, inside, one, kind)))
-        return found
+        inside = called(self.module, fusion)
+        return [
+            (one, read(self.module, inside, one, kind))
+            for one in inside.values()
+            if (kind := kind_of(one))
+        ]
 
     def _fusion(
         self,
@@ -183,15 +182,11 @@ class _Reader:
         """A fusion with collectives: it waits for them, unless they are in a chain."""
         (one, op), *_ = found
         chain = _CHAIN.search(one.line)
-        called = {
-            target_of(inner)
-            for name in computations_of(fusion)
-            for inner in self.module.computations[name].values()
-        }
-        if chain and _ASYNC_START in called:
+        calls = {target_of(each) for each in called(self.module, fusion).values()}
+        if chain and _ASYNC_START in calls:
             self.chains[chain[1]] = fusion.name
             yield Start(fusion.name, op, blocks=False)
-        elif chain and _ASYNC_DONE in called:
+        elif chain and _ASYNC_DONE in calls:
             yield Done(fusion.name, self.chains[chain[1]])
         else:
             yield Kernel(fusion.name, work(self.module, around, fusion))

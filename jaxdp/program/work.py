@@ -11,6 +11,7 @@ kernel reads and writes at its boundary, every operand and result once:
 """
 
 import collections
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -18,7 +19,6 @@ from typing import NamedTuple
 from jaxdp.program.hlo import Instruction, Module
 from jaxdp.program.products import FREE_CALLS, Product, product, target_of
 from jaxdp.program.shapes import Array, arrays, quote
-from jaxdp.program.walk import computations_of
 
 MATRIX_PRODUCT, CONVOLUTION, OTHER = "matrix product", "convolution", "other kernel"
 _PIECE = re.compile(r"[a-z]\w*\[[^\]]*\](?:\{[^}]*\})?")
@@ -29,6 +29,8 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is the upd
 # An element of the result is an element of the operand.
 _PASSES = ("bitcast", "convert", "copy", "reshape", "transpose")
 _INSIDE = ("fusion", "call")
+# Faster than all attributes, and a fusion or call has no other.
+_CALLED = re.compile(r", (?:calls|to_apply)=%?([^\s,]+)")
 Computation = Mapping[str, Instruction]
 
 
@@ -71,6 +73,21 @@ def work(module: Module, computation: Computation, instruction: Instruction) -> 
     )
 
 
+def called(module: Module, instruction: Instruction) -> Computation:
+    """The computation that a fusion or a call runs.
+
+    Raises:
+        ValueError: it names none, or one that the text has not.
+    """
+    match = _CALLED.search(instruction.line)
+    if match is None or match[1] not in module.computations:
+        raise ValueError(
+            f"timeline found no computation that {quote(instruction.line)} calls. It "
+            "names one, which stands before it. Pass compiled.as_text() unchanged."
+        )
+    return module.computations[match[1]]
+
+
 def device_bytes(shape: str, line: str) -> int:
     """Bytes of the arrays of a shape that lie in the memory of the device.
 
@@ -87,9 +104,9 @@ def _products(
     if found := product(computation, instruction):
         yield found
     elif instruction.opcode in _INSIDE:
-        for inner in _called(module, instruction):
-            for each in inner.values():
-                yield from _products(module, inner, each)
+        inner = called(module, instruction)
+        for each in inner.values():
+            yield from _products(module, inner, each)
     elif (target := target_of(instruction)) and target not in FREE_CALLS:
         yield target
 
@@ -114,7 +131,7 @@ def _taken(module: Module, user: Instruction, place: int) -> int | None:
     if user.opcode in _UPDATES and place == 0:
         return 0
     if user.opcode == "fusion":
-        (inner,) = _called(module, user)
+        inner = called(module, user)
         for instruction in inner.values():
             if instruction.opcode == "parameter" and f"({place})" in instruction.line:
                 return _taken_of(module, inner, instruction.name)
@@ -147,12 +164,12 @@ def _written(module: Module, computation: Computation, one: Instruction) -> int:
         in_place = _device_arrays(one.shape, one.line)
         return (1 + read_too) * sum(array.elements * a.bits // 8 for a in in_place)
     if one.opcode == "fusion":
-        (inner,) = _called(module, one)
+        inner = called(module, one)
         root = next(each for each in inner.values() if "ROOT " in each.line)
         return _written_by_root(module, inner, root, one.shape)
     results = _device_arrays(one.shape, one.line)
     if target_of(one).startswith("__cu") and len(results) > 1:
-        results = [a for a in results if a.dtype not in ("s8", "u8")]
+        results = tuple(a for a in results if a.dtype not in ("s8", "u8"))
     return sum(array.bytes for array in results)
 
 
@@ -189,10 +206,6 @@ def _behind(inner: Computation, instruction: Instruction) -> Instruction:
     return instruction
 
 
-def _called(module: Module, instruction: Instruction) -> list[Computation]:
-    return [module.computations[name] for name in computations_of(instruction)]
-
-
 def _operand(computation: Computation, name: str, user: Instruction) -> Instruction:
     if name not in computation:
         raise ValueError(
@@ -203,16 +216,31 @@ def _operand(computation: Computation, name: str, user: Instruction) -> Instruct
     return computation[name]
 
 
-def _device_arrays(shape: str, line: str) -> list[Array]:
-    found = []
-    for piece in _PIECE.findall(shape):
-        space = match[1] if (match := _SPACE.search(piece)) else _DEVICE
-        if space == _HOST:
-            raise ValueError(
-                f"timeline cannot price {quote(line)}. It has an array in the memory of "
-                "the host, S(5), and the link to the host is not part of a Hardware. "
-                "Compile without offloading to the host."
-            )
-        if space == _DEVICE:
-            found += arrays(piece, line)
-    return found
+def _device_arrays(shape: str, line: str) -> tuple[Array, ...]:
+    """The arrays of a shape that lie in the memory of the device."""
+    try:
+        return _in_device(shape)
+    except LookupError as error:
+        raise ValueError(
+            f"timeline cannot price {quote(line)}. It has an array in the memory of "
+            "the host, S(5), and the link to the host is not part of a Hardware. "
+            "Compile without offloading to the host."
+        ) from error
+    except ValueError:
+        return arrays(shape, line)  # says what is wrong, and where
+
+
+@functools.lru_cache(maxsize=4096)
+def _in_device(shape: str) -> tuple[Array, ...]:
+    spaces = [
+        (match[1] if (match := _SPACE.search(piece)) else _DEVICE, piece)
+        for piece in _PIECE.findall(shape)
+    ]
+    if any(space == _HOST for space, _ in spaces):
+        raise LookupError(shape)
+    return tuple(
+        array
+        for space, piece in spaces
+        if space == _DEVICE
+        for array in arrays(piece, piece)
+    )

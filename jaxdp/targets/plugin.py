@@ -37,7 +37,7 @@ def missing(target: str) -> str:
 
 
 def topology_of(about: Chip, name: str, **options: Any) -> list[Any]:
-    """The devices of a topology that need not be here.
+    """The devices of a topology that need not be here, host by host.
 
     Args:
         about: The chip; its compiler is installed.
@@ -54,7 +54,7 @@ def topology_of(about: Chip, name: str, **options: Any) -> list[Any]:
             raise
         _register_cuda(_module(about))
         found = topologies.get_topology_desc(name, platform, **options)
-    return sorted(found.devices, key=lambda device: device.id)
+    return sorted(found.devices, key=lambda device: (device.process_index, device.id))
 
 
 def _register_cuda(module: str) -> None:

@@ -1,6 +1,7 @@
 """Meshes of devices that are not here."""
 
 import math
+from typing import Any
 
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
@@ -35,9 +36,8 @@ def mesh(
     """
     about = chip(target)
     _check_sizes(devices, hosts)
-    options = {}
     if about.backend == "tpu":
-        name = _torus(about, devices)
+        name, options = _torus(about, devices, hosts)
     else:
         name = target
         options = {
@@ -66,13 +66,20 @@ def _check_sizes(devices: int, hosts: int) -> None:
         )
 
 
-def _torus(about: Chip, devices: int) -> str:
-    """The torus of so many TPUs, as square as a power of two can be."""
+def _torus(about: Chip, devices: int, hosts: int) -> tuple[str, dict[str, Any]]:
+    """A torus of TPUs, and the block of it that is one host."""
     power = devices.bit_length() - 1
     if devices != 1 << power or devices > MOST_TPUS:
         raise ValueError(
             f"compile_for got devices={devices} for {about.name}. Its tori have 1, 2, "
             f"4, ... {MOST_TPUS} chips, powers of two. Use one of these."
         )
-    rows = 1 << (power // 2)
-    return f"{about.generation}:{rows}x{devices // rows}"
+    rows, columns = _square(devices)
+    bounds = [*_square(devices // hosts), 1]
+    return f"{about.generation}:{rows}x{columns}", {"chips_per_host_bounds": bounds}
+
+
+def _square(chips: int) -> tuple[int, int]:
+    """Rows and columns, as equal as they can be of a power of two."""
+    rows = 1 << (chips.bit_length() - 1) // 2
+    return rows, chips // rows

@@ -1,0 +1,64 @@
+"""How much of its operands a fusion reads: only what its results are made of.
+
+XLA fuses what makes an array into what takes a part of it, and then computes that part
+alone. So elements are counted backwards, from what each result needs: an element of an
+elementwise result needs one of each operand, a slice needs as many as it has, a sum over
+an axis needs all that it adds up. Which elements they are is not followed: two halves
+are taken for different ones, and a part of joined arrays for a part of each. But a part
+whose place is only known at run time may lie in any one of them: it counts for each, so
+that the device that reads most is counted, such as the root of a star.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+
+from jaxdp.program.hlo import Instruction
+from jaxdp.program.shapes import arrays
+
+Computation = Mapping[str, Instruction]
+_NOTHING = ("parameter", "constant", "iota", "partition-id", "replica-id")
+_TAKES = ("slice", "dynamic-slice", "gather")
+_ANYWHERE = ("dynamic-slice", "gather")
+_UPDATES = ("dynamic-update-slice", "scatter")
+
+
+def elements_needed(computation: Computation) -> Mapping[str, float]:
+    """Elements of each result that the root of a fused computation is made of.
+
+    Args:
+        computation: As XLA prints it, operands before what uses them.
+    """
+    sizes = {name: _elements(one) for name, one in computation.items()}
+    needed: dict[str, float] = dict.fromkeys(computation, 0.0)
+    anywhere = set()  # results of which a part is taken that may lie anywhere
+    for name, instruction in reversed(computation.items()):
+        if "ROOT " in instruction.line:
+            needed[name] = sizes[name]
+        share = min(1.0, needed[name] / sizes[name]) if sizes[name] else 0.0
+        if not share or instruction.opcode in _NOTHING:
+            continue
+        if name in anywhere or instruction.opcode in _ANYWHERE:
+            anywhere.add(instruction.operands[0])
+        joins = instruction.opcode == "concatenate" and name in anywhere
+        for operand, elements in _passed_on(instruction, share, sizes):
+            elements = needed[name] if joins else elements
+            needed[operand] = min(sizes[operand], needed[operand] + elements)
+    return needed
+
+
+def _passed_on(
+    instruction: Instruction, share: float, sizes: Mapping[str, int]
+) -> Iterator[tuple[str, float]]:
+    """What an instruction needs of its operands for a share of its result."""
+    for place, operand in enumerate(instruction.operands):
+        if place == 0 and instruction.opcode in _TAKES:
+            yield operand, share * sizes[instruction.name]
+        elif place == 0 and instruction.opcode in _UPDATES:
+            yield operand, 0.0  # it is updated in place
+        else:
+            yield operand, share * sizes[operand]
+
+
+def _elements(instruction: Instruction) -> int:
+    """Elements of a result, those of a tuple together."""
+    return sum(prod(array.dims) for array in arrays(instruction.shape, ""))
