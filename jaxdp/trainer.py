@@ -95,7 +95,8 @@ class Trainer:
         """The state before the first step."""
         check_params(params, "train.init")
         design, sizes = self.replica.design, self.mesh.devices.shape
-        without_mesh(design.check_training)(self.replica.optimizer, params, sizes)
+        with jax.ensure_compile_time_eval():  # also where only shapes are wanted
+            without_mesh(design.check_training)(self.replica.optimizer, params, sizes)
         # Moves arrays from other devices or meshes; the copy in `_init` unties them.
         given = jax.device_put((params, rng, model_state), self.replicated)
         return without_mesh(self.jitted_init)(*given)

@@ -25,10 +25,10 @@ COLOURS = {
     "matrix product": "#0072B2",
     "convolution": "#009E73",
     "other kernel": "#56B4E9",
-    "all-reduce": "#D55E00",
+    "all-reduce": "#CC79A7",
     "reduce-scatter": "#E69F00",
     "all-gather": "#F0E442",
-    "all-to-all": "#CC79A7",
+    "all-to-all": "#1f2933",
     "collective-permute": "#D55E00",
     "collective-broadcast": "#b87f00",
 }

@@ -37,9 +37,9 @@ def elements_needed(computation: Computation) -> Mapping[str, float]:
         share = min(1.0, needed[name] / sizes[name]) if sizes[name] else 0.0
         if not share or instruction.opcode in _NOTHING:
             continue
-        if name in anywhere or instruction.opcode in _ANYWHERE:
-            anywhere.add(instruction.operands[0])
         joins = instruction.opcode == "concatenate" and name in anywhere
+        if instruction.opcode in _ANYWHERE or (name in anywhere and not joins):
+            anywhere.add(instruction.operands[0])
         for operand, elements in _passed_on(instruction, share, sizes):
             elements = needed[name] if joins else elements
             needed[operand] = min(sizes[operand], needed[operand] + elements)

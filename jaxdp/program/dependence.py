@@ -13,18 +13,15 @@ turn follows the last. A control dependency counts too. So a dependence that exi
 never missed: "does not wait for" is proven, "waits for" may be an upper bound.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxdp.program.collective import CollectiveOp, kind_of, read
 from jaxdp.program.hlo import Instruction, Module, parse
+from jaxdp.program.products import is_matmul
 from jaxdp.program.walk import computations_of
 
-MATMULS = ("dot", "scaled-dot", "ragged-dot", "convolution")
-# Libraries that XLA calls instead: cuBLAS, cuDNN, oneDNN.
-_LIBRARY = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul|conv)', re.IGNORECASE)
 Names = frozenset[str]
 _NOTHING: Names = frozenset()
 
@@ -80,13 +77,6 @@ def dependence(compiled: Any) -> Dependence:
     reader = _Reader(module)
     reader.run(module.entry, _NOTHING)
     return Dependence(reader.collectives, frozenset(reader.matmuls), reader.waits_for)
-
-
-def is_matmul(instruction: Instruction) -> bool:
-    """Whether an instruction multiplies matrices itself, or has a library do it."""
-    if instruction.opcode == "custom-call":
-        return _LIBRARY.search(instruction.line) is not None
-    return instruction.opcode in MATMULS
 
 
 @dataclass

@@ -11,10 +11,13 @@ the text are *logical*: the position in the flattened mesh, not `jax.Device.id`.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+from jaxdp.program.brackets import closing, split
+from jaxdp.program.frames import SECTIONS, frames
 from jaxdp.program.shapes import quote
 
 # The first word of two letters or more right before "(" is the opcode: inside a
@@ -25,10 +28,10 @@ _INSTRUCTION = re.compile(
     r"(?<= )(?P<opcode>[a-z][\w\-]+)(?=\()"
 )
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?\s*%?(?P<name>[^\s=(){}]+) (?:\(.*)?\{")
-_BRACKET_OR_QUOTED = re.compile(
-    r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|/\*.*?\*/|[(){}\[\],]'
-)
 _COMMENT = re.compile(r"/\*.*?\*/")
+_HEADER = re.compile(r"^HloModule ", re.MULTILINE)
+_ENTRY = re.compile(r"^ENTRY ", re.MULTILINE)
+_TABLE_ROW = re.compile(r'\d+ (?:".*"|\{.*\})')
 
 
 @dataclass(frozen=True)
@@ -41,21 +44,26 @@ class Instruction:
     line: str
     start: int
 
+    @property
+    def is_root(self) -> bool:
+        """Whether it gives the result of its computation."""
+        return self.line.lstrip().startswith("ROOT ")
+
     @cached_property
     def _end(self) -> int:
-        return _closing(self.line, self.start)
+        return closing(self.line, self.start)
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
         """Names of the operands, without `%` and without the shapes some texts add."""
         inside = _COMMENT.sub("", self.line[self.start + 1 : self._end])
-        return tuple(item.split()[-1].lstrip("%") for item in _split(inside))
+        return tuple(item.split()[-1].lstrip("%") for item in split(inside))
 
     @cached_property
     def attributes(self) -> Mapping[str, str]:
         """Everything after the operands, as written, by name."""
         found: dict[str, str] = {}
-        for item in _split(self.line[self._end + 1 :]):
+        for item in split(self.line[self._end + 1 :]):
             key, _, value = item.partition("=")
             # mesh['a'=2,'b'=4], device_ids=(...) {'a'} is one value, comma or not.
             if key == "device_ids" and "replica_groups" in found:
@@ -95,31 +103,63 @@ def parse(text: str) -> Module:
     """Read the text of one optimized module.
 
     Raises:
-        ValueError: a line inside a computation is no instruction, or the text does
-            not hold exactly one module with one entry computation.
+        ValueError: a line that is neither an instruction nor what stands around them, a
+            name that is given twice, or a text that does not hold exactly one module
+            with one entry computation, complete.
     """
+    headers, entries = (len(found.findall(text)) for found in (_HEADER, _ENTRY))
+    if (headers, entries) != (1, 1):
+        raise ValueError(
+            f"analyze got a text with {headers} 'HloModule' lines and {entries} ENTRY "
+            "computations, and it reads exactly one of each. Pass compiled.as_text() "
+            "of one compiled program, unchanged."
+        )
     computations: dict[str, dict[str, Instruction]] = {}
-    entries, headers, tables = [], [], []
+    entry, header, line, tables = "", "", "", []
     current: dict[str, Instruction] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
-        if current is not None and line.lstrip().startswith("}"):
-            current = None
-        elif current is not None and line.strip():
+        if current is not None and line.strip():
+            if line.strip().split(",")[0] == "}":  # }, execution_thread="..."
+                current = None
+                continue
             instruction = _instruction(line, number)
+            _check_new(instruction.name, current, line, number)
             current[instruction.name] = instruction
         elif match := _COMPUTATION.fullmatch(line.rstrip()):
-            current = computations.setdefault(match["name"], {})
-            entries += [match["name"]] if match["entry"] else []
-        else:
-            (headers if line.startswith("HloModule ") else tables).append(line)
-    if len(headers) != 1 or len(entries) != 1:
+            _check_new(match["name"], computations, line, number)
+            current = computations[match["name"]] = {}
+            entry = match["name"] if match["entry"] else entry
+        elif _HEADER.match(line):
+            header = line
+        elif line.strip():
+            _check_table(line, number)
+            tables.append(line)
+    if current is not None:
         raise ValueError(
-            f"analyze got a text with {len(headers)} 'HloModule' lines and "
-            f"{len(entries)} ENTRY computations, and it reads exactly one of each. "
-            "Pass compiled.as_text() of one compiled program, unchanged."
+            "analyze got a text that ends inside a computation: its last line is "
+            f"{quote(line)}. Every computation ends with a brace. Pass "
+            "compiled.as_text() of one compiled program, complete."
         )
-    replicas, partitions = _device_counts(headers[0])
-    return Module(computations, entries[0], replicas, partitions, _frames(tables))
+    replicas, partitions = _device_counts(header)
+    return Module(computations, entry, replicas, partitions, frames(tables))
+
+
+def _check_new(name: str, known: Mapping[str, Any], line: str, number: int) -> None:
+    if name in known:
+        raise ValueError(
+            f"analyze found a second {name!r} in line {number}: {quote(line)}. XLA gives "
+            "each name once, and what uses it would be unclear. Pass "
+            "compiled.as_text() unchanged."
+        )
+
+
+def _check_table(line: str, number: int) -> None:
+    if line not in SECTIONS and _TABLE_ROW.fullmatch(line) is None:
+        raise ValueError(
+            f"analyze cannot read line {number} of the HLO text: {quote(line)}. It "
+            "stands outside of every computation, and is no line of a table of "
+            "files, functions or stack frames. Pass compiled.as_text() unchanged."
+        )
 
 
 def _unquoted(value: str) -> str:
@@ -142,55 +182,3 @@ def _instruction(line: str, number: int) -> Instruction:
 def _device_counts(header: str) -> tuple[int, int]:
     found = dict(re.findall(r"\b(replica_count|num_partitions)=(\d+)", header))
     return int(found.get("replica_count", 1)), int(found.get("num_partitions", 1))
-
-
-def _frames(tables: list[str]) -> dict[str, str]:
-    """`file:line` by stack frame, from the tables XLA prints before the code."""
-    sections: dict[str, dict[str, str]] = {}
-    section: dict[str, str] = {}
-    for line in tables:
-        number, _, value = line.partition(" ")
-        if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
-            section = sections.setdefault(line, {})
-        elif number.isdigit():
-            section[number] = value
-    files, frames = sections.get("FileNames", {}), {}
-    for frame, value in sections.get("StackFrames", {}).items():
-        location = dict(re.findall(r"(\w+)=(\d+)", value)).get("file_location_id", "")
-        place = sections.get("FileLocations", {}).get(location, "")
-        fields = dict(re.findall(r"(\w+)=(\d+)", place))
-        if fields.get("file_name_id") in files:
-            name = files[fields["file_name_id"]].strip('"')
-            frames[frame] = f"{name}:{fields.get('line', '?')}"
-    return frames
-
-
-def _brackets(text: str, start: int) -> Iterator[tuple[int, str, int]]:
-    """Brackets and commas outside quotes and comments, with the depth after each."""
-    depth = 0
-    for match in _BRACKET_OR_QUOTED.finditer(text, start):
-        token = match[0]
-        if len(token) == 1:
-            depth += (token in "({[") - (token in ")}]")
-            yield match.start(), token, depth
-
-
-def _closing(text: str, start: int) -> int:
-    """Where the bracket that opens at `start` closes."""
-    for position, _, depth in _brackets(text, start):
-        if depth == 0:
-            return position
-    raise ValueError(
-        f"analyze found no closing bracket in {quote(text)}. XLA prints an instruction "
-        "on one line, with all its brackets. Pass compiled.as_text() unchanged."
-    )
-
-
-def _split(text: str) -> list[str]:
-    """Split at the commas outside brackets, quotes and comments."""
-    cuts = [
-        at for at, token, depth in _brackets(text, 0) if token == "," and depth == 0
-    ]
-    bounds = zip([-1, *cuts], [*cuts, len(text)], strict=True)
-    items = (text[after + 1 : before].strip() for after, before in bounds)
-    return [item for item in items if item]

@@ -25,7 +25,10 @@ from jaxdp.program.walk import computations_of
 
 _SAME = ("bitcast", "get-tuple-element", "tuple", "opt-barrier", "add-dependency")
 _IN_PLACE = ("dynamic-update-slice", "scatter")
-_NOT_SHARED = ("dot", "convolution", "custom-call", "copy", "transpose", "reduce")
+_NOT_SHARED = (
+    *("dot", "convolution", "custom-call", "copy", "transpose", "reduce"),
+    *("all-reduce", "reduce-scatter", "all-gather", "collective-permute"),
+)
 _OUTSIDE = ("parameter", "constant", "iota", "partition-id", "replica-id", "after-all")
 # Computations of these are inside a kernel: nothing in them takes memory.
 _RUNS = ("while", "conditional", "call")

@@ -15,16 +15,17 @@ start and done, or marked `is_sync`, blocks: compute waits for it where it start
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import NamedTuple, Union
+from typing import NamedTuple, TypeAlias
 
+from jaxdp.program.brackets import split
 from jaxdp.program.collective import CollectiveOp, kind_of, read
 from jaxdp.program.hlo import Instruction, Module
-from jaxdp.program.hlo import _split as split
+from jaxdp.program.moved import Computation, called, device_bytes
 from jaxdp.program.products import FREE_CALLS, target_of
 from jaxdp.program.shapes import arrays, quote
 from jaxdp.program.trips import trip_count
 from jaxdp.program.walk import computations_of
-from jaxdp.program.work import Computation, Work, called, device_bytes, work
+from jaxdp.program.work import Work, work
 
 # They name, lay out or order values, and run nothing.
 _FREE = (
@@ -84,7 +85,7 @@ class Branches(NamedTuple):
     branches: tuple[tuple["Item", ...], ...]
 
 
-Item = Union[Kernel, Start, Copy, Done, Loop, Branches]  # noqa: UP007  # a forward name
+Item: TypeAlias = "Kernel | Start | Copy | Done | Loop | Branches"
 
 
 def schedule(module: Module) -> tuple[Item, ...]:
@@ -187,6 +188,8 @@ class _Reader:
             self.chains[chain[1]] = fusion.name
             yield Start(fusion.name, op, blocks=False)
         elif chain and _ASYNC_DONE in calls:
+            if chain[1] not in self.chains:
+                raise _never_started(fusion)
             yield Done(fusion.name, self.chains[chain[1]])
         else:
             yield Kernel(fusion.name, work(self.module, around, fusion))
@@ -206,12 +209,16 @@ def _start_of(around: Computation, done: Instruction) -> str:
     while name in around and around[name].opcode.endswith("-update"):
         name = around[name].operands[0]
     if name not in around or not around[name].opcode.endswith("-start"):
-        raise ValueError(
-            f"timeline found no start of {quote(done.line)} in its computation. It "
-            "waits for what was started before, in the same turn of a loop. Compile "
-            "without pipelining collectives over turns of a loop."
-        )
+        raise _never_started(done)
     return name
+
+
+def _never_started(done: Instruction) -> ValueError:
+    return ValueError(
+        f"timeline found no start of what {quote(done.line)} waits for. It must stand "
+        "before it in the same computation, so that it is of the same turn of a loop. "
+        "Compile without pipelining collectives over the turns of a loop."
+    )
 
 
 def _copied(copy: Instruction) -> int:

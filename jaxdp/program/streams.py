@@ -11,63 +11,33 @@ that run beside it, and the host's look at a condition.
 """
 
 import copy
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxdp.program import transfers
 from jaxdp.program.collective import CollectiveOp
+from jaxdp.program.records import COMMUNICATION, COMPUTE, Record, merged
 from jaxdp.program.scheduled import Branches, Copy, Done, Item, Kernel, Loop, Start
 from jaxdp.program.work import OTHER
 from jaxdp.targets.hardware import Hardware
 
-COMPUTE, COMMUNICATION = "compute", "communication"
 _SHOWN_RECORDS = 20_000  # of the turns of one loop; more are one record a stream
 _ROUNDING = 1e-9  # relative; of sums that would be equal
-# From when each device is free to when it starts and ends; NaN where it takes no part.
-_Placing = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Record:
-    """What a stream of each device does once: from when to when, by device.
-
-    Attributes:
-        stream: `COMPUTE` or `COMMUNICATION`.
-        name: The instruction.
-        kind: Of the kernel or the collective.
-        start_s: NaN for a device that takes no part.
-        end_s: As `start_s`.
-        busy_s: What lies between, or less if this stands for many turns of a loop.
-        op: What is communicated.
-    """
-
-    stream: str
-    name: str
-    kind: str
-    start_s: np.ndarray
-    end_s: np.ndarray
-    busy_s: np.ndarray
-    op: CollectiveOp | None = None
-
-    def later(self, by_s: float) -> "Record":
-        """The same some time later."""
-        start, end = self.start_s + by_s, self.end_s + by_s
-        return dataclasses.replace(self, start_s=start, end_s=end)
 
 
 class Streams:
     """Until when the streams of every device are taken, and what they did."""
 
     def __init__(self, devices: int, hardware: Hardware):
+        """All idle, at time 0."""
         self.hardware = hardware
         # [3, devices]: compute, communication, copies
         self.free_s = np.zeros((3, devices))
         self.ends: dict[str, np.ndarray] = {}  # of transfers, by device
         self.copied: dict[str, np.ndarray] = {}
         self.records: list[Record] = []
-        self._placings: dict[tuple, _Placing] = {}
+        self._placings: dict[tuple, transfers.Placing] = {}
 
     @property
     def end_s(self) -> float:
@@ -98,7 +68,7 @@ class Streams:
         op = start.op
         key = op.kind, op.arrays, op.groups, op.pairs
         if key not in self._placings:
-            self._placings[key] = _placing(op, self.hardware)
+            self._placings[key] = transfers.placing(op, self.hardware)
         begin, end = self._placings[key](self.free_s[:2].max(axis=0))
         self.free_s[1] = np.fmax(self.free_s[1], end)
         self._record(COMMUNICATION, start.name, op.kind, begin, end, op)
@@ -171,7 +141,7 @@ class Streams:
             for number in range(1, times + 1):
                 self.records += [record.later(number * by) for record in turn]
         else:
-            self.records += _merged(loop, turn, by, times)
+            self.records += merged(loop.name, turn, by, times)
         self.free_s += times * moved
 
     def _record(
@@ -185,58 +155,3 @@ class Streams:
     ) -> None:
         took = end_s - start_s
         self.records.append(Record(stream, name, kind, start_s, end_s, took, op))
-
-
-def _placing(op: CollectiveOp, hardware: Hardware) -> _Placing:
-    """When the devices of a collective start and end, by when they are free."""
-    if op.kind == "collective-permute":
-        pairs, took = transfers.pair_seconds(op, hardware)
-        ends = np.array(pairs, dtype=int).reshape(-1, 2).T
-        return lambda free: _place_pairs(free, *ends, took)
-    took = transfers.group_seconds(op, hardware)
-    members = [np.array(group) for group in op.groups]
-    return lambda free: _place_groups(free, members, took)
-
-
-def _place_pairs(
-    free: np.ndarray, sources: np.ndarray, targets: np.ndarray, took: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Each pair when both ends are free; a device in two pairs does both at once."""
-    starts = np.maximum(free[sources], free[targets])
-    begin, end = np.full_like(free, np.nan), np.full_like(free, np.nan)
-    begin[sources], end[sources] = starts, starts + took
-    begin[targets] = np.fmin(begin[targets], starts)
-    end[targets] = np.fmax(end[targets], starts + took)
-    return begin, end
-
-
-def _place_groups(
-    free: np.ndarray, members: list[np.ndarray], took: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Each group when all its devices are free."""
-    begin, end = np.full_like(free, np.nan), np.full_like(free, np.nan)
-    for group, seconds in zip(members, took, strict=True):
-        begin[group] = free[group].max()
-        end[group] = begin[group] + seconds
-    return begin, end
-
-
-def _merged(loop: Loop, turn: list[Record], by_s: float, times: int) -> list[Record]:
-    """One record a stream for many turns like one, of the kind that takes most."""
-    found = []
-    for stream in (COMPUTE, COMMUNICATION):
-        own = [record for record in turn if record.stream == stream]
-        if own:
-            most = max(own, key=lambda record: np.nansum(record.busy_s))
-            found.append(
-                Record(
-                    stream,
-                    f"{loop.name}, {times} turns",
-                    most.kind,
-                    np.fmin.reduce([record.start_s for record in own]) + by_s,
-                    np.fmax.reduce([record.end_s for record in own]) + times * by_s,
-                    times * np.nansum([record.busy_s for record in own], axis=0),
-                    most.op,
-                )
-            )
-    return found

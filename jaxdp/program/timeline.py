@@ -13,17 +13,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-import numpy as np
-
-from jaxdp.program.collective import CollectiveOp
 from jaxdp.program.hlo import Module
+from jaxdp.program.records import (
+    COMMUNICATION,
+    COMPUTE,
+    Record,
+    busy_s,
+    critical_path,
+)
 from jaxdp.program.scheduled import Kernel, flat, schedule
-from jaxdp.program.streams import COMMUNICATION, COMPUTE, Record, Streams
+from jaxdp.program.streams import Streams
 from jaxdp.targets.hardware import Hardware, hardware
 
 _FIGURES = (".png", ".svg", ".pdf")
 _LARGEST = 5  # kernels that are printed
-_ROUNDING = 1e-9  # of the step: times that are equal but for rounding
 
 
 class Bar(NamedTuple):
@@ -117,18 +120,20 @@ class Timeline:
     def __str__(self) -> str:
         """A few lines: the times, and which kernels take most."""
         lines = [
-            f"one step on {self.hardware.name}, predicted: {_ms(self.step_s)}",
+            f"one step on {self.hardware.name}, predicted: {_ms(self.step_s)} (device "
+            f"{self.device})",
             f"compute        {_ms(self.compute_s)}, {self.utilisation:.0%} of the step",
             f"communication  {_ms(self.communication_s)}, of which exposed "
-            f"{_ms(self.exposed_s)}, {self.exposed_fraction:.0%} (device {self.device})",
+            f"{_ms(self.exposed_s)}, {self.exposed_fraction:.0%}",
         ]
-        spent: collections.Counter[tuple[str, str]] = collections.Counter()
+        spent = collections.defaultdict(float)
         for bar in self.bars:
             if bar.stream == COMPUTE:
                 spent[bar.name, bar.kind] += bar.end_s - bar.start_s
         if spent:
             lines.append("the largest kernels:")
-        for (name, kind), seconds in spent.most_common(_LARGEST):
+        largest = sorted(spent.items(), key=lambda item: -item[1])[:_LARGEST]
+        for (name, kind), seconds in largest:
             lines.append(f"  {_ms(seconds)}  {name}, {kind}")
         if self.unknown_calls:
             calls = ", ".join(self.unknown_calls)
@@ -152,7 +157,7 @@ def replay(module: Module, hardware: Hardware | str) -> Timeline:
     streams = Streams(module.devices, machine)
     streams.run(items)
     busy = {
-        stream: _busy_s(streams.records, stream, module.devices)
+        stream: busy_s(streams.records, stream, module.devices)
         for stream in (COMPUTE, COMMUNICATION)
     }
     device = int(busy[COMMUNICATION].argmax())
@@ -164,7 +169,7 @@ def replay(module: Module, hardware: Hardware | str) -> Timeline:
         communication_s=float(busy[COMMUNICATION][device]),
         device=device,
         bars=tuple(_bars(streams.records, device)),
-        critical_path=_critical_path(streams.records, streams.end_s),
+        critical_path=critical_path(streams.records, streams.end_s),
         hardware=machine,
         unknown_calls=tuple(dict.fromkeys(unknown)),
     )
@@ -173,42 +178,11 @@ def replay(module: Module, hardware: Hardware | str) -> Timeline:
 _hardware = hardware  # `replay` has an argument of that name
 
 
-def _busy_s(records: Sequence[Record], stream: str, devices: int) -> np.ndarray:
-    total = np.zeros(devices)
-    for record in records:
-        if record.stream == stream:
-            total += np.nan_to_num(record.busy_s)
-    return total
-
-
 def _bars(records: Sequence[Record], device: int) -> Iterator[Bar]:
     for record in records:
         start, end = float(record.start_s[device]), float(record.end_s[device])
         if end > start:  # neither no time nor NaN
             yield Bar(record.stream, record.name, record.kind, start, end, device)  # type: ignore[arg-type]
-
-
-def _critical_path(records: Sequence[Record], end_s: float) -> tuple[str, ...]:
-    """Walks back from the last end, to what ends where the last one found starts."""
-    time_s, close = end_s, _ROUNDING * end_s
-    where: Sequence[int] | slice = slice(None)  # devices it may be on
-    found = []
-    for record in reversed(records):
-        starts, ends = record.start_s[where], record.end_s[where]
-        fits = (np.abs(ends - time_s) <= close) & (ends - starts > close)
-        if fits.any():
-            devices = np.arange(len(record.end_s))[where]
-            device = int(devices[fits.argmax()])
-            found.append(record.name)
-            time_s = record.start_s[device]
-            where = _together(record.op, device)
-    return tuple(reversed(found))
-
-
-def _together(op: CollectiveOp | None, device: int) -> list[int]:
-    """The devices that start something together with one."""
-    members = () if op is None else op.pairs or op.groups
-    return sorted({device}.union(*(each for each in members if device in each)))
 
 
 def _ms(seconds: float) -> str:

@@ -1,8 +1,8 @@
-"""How long a collective takes, by an α-β model of the links between devices.
+"""When and how long a collective runs, by an alpha-beta model of the links between devices.
 
-A pair of a permute takes α + bytes / β of the link between its two devices; all pairs
-go side by side, in both directions. Pairs that leave or enter one host over an adapter
-that its devices share take α + what crosses that adapter / β.
+A pair of a permute takes alpha + bytes / beta of the link between its two devices; all
+pairs go side by side, in both directions. Pairs that leave or enter one host over an
+adapter that its devices share take alpha + what crosses that adapter / beta.
 
 XLA leaves the other kinds to a runtime. They take what a ring over the group takes, in
 rounds of n neighbours with a chunk each: 2 (n - 1) for an all-reduce and n - 1 for the
@@ -11,6 +11,7 @@ each, a ring runs over all of them, up to what the link inside a host carries.
 """
 
 import collections
+from collections.abc import Callable
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from jaxdp.program import traffic
 from jaxdp.program.collective import CollectiveOp
 from jaxdp.program.groups import Pairs
 from jaxdp.targets.hardware import Hardware, Link
+
+# From when each device is free to when it starts and ends; NaN where it takes no part.
+Placing = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def pair_seconds(op: CollectiveOp, hardware: Hardware) -> tuple[Pairs, np.ndarray]:
@@ -28,7 +32,7 @@ def pair_seconds(op: CollectiveOp, hardware: Hardware) -> tuple[Pairs, np.ndarra
 
 def group_seconds(op: CollectiveOp, hardware: Hardware) -> np.ndarray:
     """What each group of a collective other than a permute takes."""
-    rings = [list(zip(group, group[1:] + group[:1], strict=True)) for group in op.groups]
+    rings = [list(zip(g, g[1:] + g[:1], strict=True)) for g in op.groups]
     neighbours = tuple(pair for ring in rings if len(ring) > 1 for pair in ring)
     sent = traffic.sent(op)
     took = []
@@ -53,6 +57,40 @@ def seconds(op: CollectiveOp, hardware: Hardware) -> float:
     return float(took.max(initial=0.0))
 
 
+def placing(op: CollectiveOp, hardware: Hardware) -> Placing:
+    """When the devices of a collective start and end, by when they are free."""
+    if op.kind == "collective-permute":
+        pairs, took = pair_seconds(op, hardware)
+        sources, targets = np.array(pairs, dtype=int).reshape(-1, 2).T
+        return lambda free: _place_pairs(free, sources, targets, took)
+    took = group_seconds(op, hardware)
+    members = [np.array(group) for group in op.groups]
+    return lambda free: _place_groups(free, members, took)
+
+
+def _place_pairs(
+    free: np.ndarray, sources: np.ndarray, targets: np.ndarray, took: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each pair when both ends are free; a device in two pairs does both at once."""
+    starts = np.maximum(free[sources], free[targets])
+    begin, end = np.full_like(free, np.nan), np.full_like(free, np.nan)
+    begin[sources], end[sources] = starts, starts + took
+    begin[targets] = np.fmin(begin[targets], starts)
+    end[targets] = np.fmax(end[targets], starts + took)
+    return begin, end
+
+
+def _place_groups(
+    free: np.ndarray, members: list[np.ndarray], took: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each group when all its devices are free."""
+    begin, end = np.full_like(free, np.nan), np.full_like(free, np.nan)
+    for group, seconds in zip(members, took, strict=True):
+        begin[group] = free[group].max()
+        end[group] = begin[group] + seconds
+    return begin, end
+
+
 def _side_by_side(pairs: Pairs, size: int, hardware: Hardware) -> np.ndarray:
     shares = _shares(pairs, hardware) if hardware.network.shared else {}
     return np.array(
@@ -75,8 +113,10 @@ def _shares(pairs: Pairs, hardware: Hardware) -> dict[tuple[int, int], int]:
     }
 
 
-def _ring_link(pair: tuple[int, int], group: tuple[int, ...], hardware: Hardware) -> Link:
-    """What joins two neighbours of a ring: all adapters of their hosts, if they have."""
+def _ring_link(
+    pair: tuple[int, int], group: tuple[int, ...], hardware: Hardware
+) -> Link:
+    """What joins two neighbours of a ring: the adapters of all devices of a host."""
     link = hardware.link_between(*pair)
     hosts = {hardware.host(device) for device in pair}
     if len(hosts) == 1 or link.shared:

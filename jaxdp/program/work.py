@@ -1,37 +1,19 @@
 """FLOPs and bytes of one kernel of a compiled program: the inputs of a roofline.
 
-FLOPs are those of matrix products and convolutions, all that a fusion contains; what is
-done element by element, or in a reduction, is paid for by its bytes. Bytes are what a
-kernel reads and writes at its boundary, every operand and result once:
-
-    a slice or gather          reads only what it takes, also inside a fusion
-    an update in place         reads and writes only the update
-    a library's workspace      is not counted
-    on-chip memory (TPU)       is not counted: XLA places arrays there as S(1)
+FLOPs are those of matrix products and convolutions, of all that a fusion contains; what
+is done element by element, or in a reduction, is paid for by its bytes.
 """
 
 import collections
-import functools
-import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from jaxdp.program.hlo import Instruction, Module
+from jaxdp.program.moved import Computation, called, moved_bytes
 from jaxdp.program.products import FREE_CALLS, Product, product, target_of
-from jaxdp.program.shapes import Array, arrays, quote
 
 MATRIX_PRODUCT, CONVOLUTION, OTHER = "matrix product", "convolution", "other kernel"
-_PIECE = re.compile(r"[a-z]\w*\[[^\]]*\](?:\{[^}]*\})?")
-_SPACE = re.compile(r"\{[^}]*S\((\d+)\)")
-_DEVICE, _HOST = "0", "5"
-_TAKES = ("slice", "dynamic-slice", "gather")
-_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is the update
-# An element of the result is an element of the operand.
-_PASSES = ("bitcast", "convert", "copy", "reshape", "transpose")
 _INSIDE = ("fusion", "call")
-# Faster than all attributes, and a fusion or call has no other.
-_CALLED = re.compile(r", (?:calls|to_apply)=%?([^\s,]+)")
-Computation = Mapping[str, Instruction]
 
 
 class Work(NamedTuple):
@@ -67,34 +49,10 @@ def work(module: Module, computation: Computation, instruction: Instruction) -> 
             by_kind[kind] += each.flops
     return Work(
         flops=dict(flops),
-        bytes=_bytes(module, computation, instruction),
+        bytes=moved_bytes(module, computation, instruction),
         kind=by_kind.most_common(1)[0][0] if by_kind else OTHER,
         unknown_calls=tuple(each for each in found if isinstance(each, str)),
     )
-
-
-def called(module: Module, instruction: Instruction) -> Computation:
-    """The computation that a fusion or a call runs.
-
-    Raises:
-        ValueError: it names none, or one that the text has not.
-    """
-    match = _CALLED.search(instruction.line)
-    if match is None or match[1] not in module.computations:
-        raise ValueError(
-            f"timeline found no computation that {quote(instruction.line)} calls. It "
-            "names one, which stands before it. Pass compiled.as_text() unchanged."
-        )
-    return module.computations[match[1]]
-
-
-def device_bytes(shape: str, line: str) -> int:
-    """Bytes of the arrays of a shape that lie in the memory of the device.
-
-    Raises:
-        ValueError: an array in the memory of the host: no link to it is known.
-    """
-    return sum(array.bytes for array in _device_arrays(shape, line))
 
 
 def _products(
@@ -109,138 +67,3 @@ def _products(
             yield from _products(module, inner, each)
     elif (target := target_of(instruction)) and target not in FREE_CALLS:
         yield target
-
-
-def _bytes(module: Module, computation: Computation, instruction: Instruction) -> int:
-    """What an instruction reads and writes."""
-    size = 0
-    for place, name in enumerate(instruction.operands):
-        given = _operand(computation, name, instruction)
-        whole = device_bytes(given.shape, instruction.line)
-        if whole and (taken := _taken(module, instruction, place)) is not None:
-            (array,) = _device_arrays(given.shape, instruction.line)
-            whole = min(whole, taken * array.bits // 8)
-        size += whole
-    return size + _written(module, computation, instruction)
-
-
-def _taken(module: Module, user: Instruction, place: int) -> int | None:
-    """How many elements an instruction reads of an operand; None for all of them."""
-    if user.opcode in _TAKES and place == 0:
-        return arrays(user.shape, user.line)[0].elements
-    if user.opcode in _UPDATES and place == 0:
-        return 0
-    if user.opcode == "fusion":
-        inner = called(module, user)
-        for instruction in inner.values():
-            if instruction.opcode == "parameter" and f"({place})" in instruction.line:
-                return _taken_of(module, inner, instruction.name)
-    return None
-
-
-def _taken_of(module: Module, inner: Computation, name: str) -> int | None:
-    """How many elements a computation reads of one of its instructions' results."""
-    total = 0
-    for user in inner.values():
-        if user.opcode in ("parameter", "constant"):
-            continue
-        for place in (p for p, operand in enumerate(user.operands) if operand == name):
-            if user.opcode in _PASSES and "ROOT " not in user.line:
-                taken = _taken_of(module, inner, user.name)
-            else:
-                taken = _taken(module, user, place)
-            if taken is None:
-                return None
-            total += taken
-    return total
-
-
-def _written(module: Module, computation: Computation, one: Instruction) -> int:
-    """What an instruction writes: an update in place alone, or its whole result."""
-    if one.opcode in _UPDATES:
-        update = _operand(computation, one.operands[_UPDATES[one.opcode]], one)
-        (array,) = arrays(update.shape, one.line)
-        read_too = one.opcode == "scatter"  # it adds to what is there
-        in_place = _device_arrays(one.shape, one.line)
-        return (1 + read_too) * sum(array.elements * a.bits // 8 for a in in_place)
-    if one.opcode == "fusion":
-        inner = called(module, one)
-        root = next(each for each in inner.values() if "ROOT " in each.line)
-        return _written_by_root(module, inner, root, one.shape)
-    results = _device_arrays(one.shape, one.line)
-    if target_of(one).startswith("__cu") and len(results) > 1:
-        results = tuple(a for a in results if a.dtype not in ("s8", "u8"))
-    return sum(array.bytes for array in results)
-
-
-def _written_by_root(
-    module: Module, inner: Computation, root: Instruction, shape: str
-) -> int:
-    """What a fusion writes; its own shape says where the results lie."""
-    pieces = _PIECE.findall(shape)
-    results = [root]
-    if root.opcode == "tuple":
-        results = [_operand(inner, name, root) for name in root.operands]
-    if len(pieces) != len(results):  # a fusion inside gives several
-        return device_bytes(shape, root.line)
-    size = 0
-    for piece, result in zip(pieces, results, strict=True):
-        made = _behind(inner, result)
-        whole = device_bytes(piece, root.line)
-        if made.opcode in _UPDATES and _is_given(inner, made):
-            whole = min(whole, _written(module, inner, made))
-        size += whole
-    return size
-
-
-def _is_given(inner: Computation, update: Instruction) -> bool:
-    """Whether what is updated comes from outside, so that the update is in place."""
-    updated = _behind(inner, _operand(inner, update.operands[0], update))
-    return updated.opcode == "parameter"
-
-
-def _behind(inner: Computation, instruction: Instruction) -> Instruction:
-    """What has made a result, before it was cast or laid out anew."""
-    while instruction.opcode in _PASSES:
-        instruction = _operand(inner, instruction.operands[0], instruction)
-    return instruction
-
-
-def _operand(computation: Computation, name: str, user: Instruction) -> Instruction:
-    if name not in computation:
-        raise ValueError(
-            f"timeline found no instruction named {name!r}, which is an operand of "
-            f"{quote(user.line)}. What a kernel reads is the size of its operands. "
-            "Pass the whole text, with every computation complete."
-        )
-    return computation[name]
-
-
-def _device_arrays(shape: str, line: str) -> tuple[Array, ...]:
-    """The arrays of a shape that lie in the memory of the device."""
-    try:
-        return _in_device(shape)
-    except LookupError as error:
-        raise ValueError(
-            f"timeline cannot price {quote(line)}. It has an array in the memory of "
-            "the host, S(5), and the link to the host is not part of a Hardware. "
-            "Compile without offloading to the host."
-        ) from error
-    except ValueError:
-        return arrays(shape, line)  # says what is wrong, and where
-
-
-@functools.lru_cache(maxsize=4096)
-def _in_device(shape: str) -> tuple[Array, ...]:
-    spaces = [
-        (match[1] if (match := _SPACE.search(piece)) else _DEVICE, piece)
-        for piece in _PIECE.findall(shape)
-    ]
-    if any(space == _HOST for space, _ in spaces):
-        raise LookupError(shape)
-    return tuple(
-        array
-        for space, piece in spaces
-        if space == _DEVICE
-        for array in arrays(piece, piece)
-    )

@@ -9,84 +9,19 @@ both exist, both are given, so that they can be compared.
 Weak scaling: every device has the same rows, whatever the number of devices.
 """
 
-import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
-
-import jax
-import optax
+from typing import Literal, NamedTuple
 
 from jaxdp import targets
-from jaxdp.cost import native_s, time_s
 from jaxdp.designs import Design
 from jaxdp.jaxprs import opened
-from jaxdp.precision import Precision
+from jaxdp.prediction.links import communication_s, spread
+from jaxdp.prediction.model import GPU_OPTIONS, Model
 from jaxdp.program.messages import Message, messages
 from jaxdp.program.report import analyze
 from jaxdp.program.timeline import Timeline
 from jaxdp.targets import Hardware
-from jaxdp.training import DataParallel, data_parallel
-
-PyTree = Any
-# XLA's search for tiles of its Triton kernels needs the GPU, or fails on some shapes.
-GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
-
-
-class Model(NamedTuple):
-    """What is trained: shapes alone are enough.
-
-    Attributes:
-        loss_fn: As `jaxdp.data_parallel` takes it.
-        optimizer: Likewise.
-        params: Arrays or `jax.ShapeDtypeStruct`s.
-        batch: The rows of one device, likewise; split along axis 0.
-        model_state: Likewise; None without any.
-        precision: As `jaxdp.data_parallel` takes it.
-        name: For tables and figures.
-    """
-
-    loss_fn: Callable[..., Any]
-    optimizer: optax.GradientTransformation
-    params: PyTree
-    batch: PyTree
-    model_state: PyTree = None
-    precision: Precision | None = None
-    name: str = "model"
-
-    @property
-    def rows(self) -> int:
-        """Rows of one device."""
-        return jax.tree.leaves(self.batch)[0].shape[0]
-
-    def global_batch(self, devices: int) -> PyTree:
-        """Shapes of the batch of all devices."""
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(
-                (devices * x.shape[0], *x.shape[1:]), x.dtype
-            ),
-            self.batch,
-        )
-
-    def training(self, design: Design, mesh: jax.sharding.Mesh) -> DataParallel:
-        """The training program; model state is averaged."""
-        return data_parallel(
-            self.loss_fn,
-            self.optimizer,
-            mesh,
-            design,
-            model_state=None if self.model_state is None else "mean",
-            precision=self.precision,
-        )
-
-    def state(self, train: DataParallel) -> PyTree:
-        """Shapes of its first state."""
-
-        def start(params, model_state):
-            return train.init(params, model_state=model_state)
-
-        return jax.eval_shape(start, self.params, self.model_state)
 
 
 @dataclass(frozen=True)
@@ -138,7 +73,7 @@ class Prediction:
 
 
 def predict(
-    design: Design | Callable[[int], Design],
+    design: Design,
     model: Model,
     devices: int | Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
     hosts: int | None = None,
@@ -151,8 +86,8 @@ def predict(
     Cost: one compilation for each number of devices up to `compile_up_to`.
 
     Args:
-        design: A design, or a function from N to one where its options depend on N. It
-            must send by schedules that exist for every N, or by native collectives.
+        design: A design that sends by schedules that exist for every N, or by native
+            collectives. Its options are the same for every N.
         model: What is trained.
         devices: Numbers of devices.
         hosts: In how many hosts; None for as few as `hardware.devices_per_host` allows.
@@ -181,11 +116,10 @@ def predict(
             f"one number from 1 to {compile_up_to} is needed, to know what computation "
             f"takes. Add one, or raise compile_up_to to {max(counts[0], 1)}."
         )
-    made = design if callable(design) else lambda count: design
-    programs = {n: _compiled(made(n), model, machine, n, hosts) for n in compiled}
+    programs = {n: _compiled(design, model, machine, n, hosts) for n in compiled}
     largest = programs[compiled[-1]]
     rows = [_row(n, programs.get(n), largest, machine, hosts) for n in counts]
-    return Prediction(made(counts[-1]), machine, tuple(rows), model.rows)
+    return Prediction(design, machine, tuple(rows), model.rows)
 
 
 class _Program(NamedTuple):
@@ -223,22 +157,6 @@ def _compiled(
     return _Program(analyze(program).timeline(machine), sent)
 
 
-def spread(machine: Hardware, devices: int, hosts: int | None) -> Hardware:
-    """The hardware with its devices in so many hosts, or in as few as it takes.
-
-    Raises:
-        ValueError: They do not divide into hosts.
-    """
-    count = hosts or max(1, math.ceil(devices / machine.devices_per_host))
-    if devices % count:
-        raise ValueError(
-            f"predict got {devices} devices in {count} hosts. All hosts have equally "
-            f"many: {devices} is no multiple of {count}. Use "
-            f"{math.ceil(devices / count) * count} devices, or hosts of another size."
-        )
-    return replace(machine, devices_per_host=devices // count)
-
-
 def _row(
     devices: int,
     program: _Program | None,
@@ -249,16 +167,16 @@ def _row(
     """One number of devices, from its own program if there is one."""
     machine = spread(machine, devices, hosts)
     sent = program.messages if program else largest.messages
-    communication_s = communication(sent, devices, machine)
+    priced_s = communication_s(sent, devices, machine)
     known = largest.timeline
-    hidden_s = min(communication_s * _hidden_share(known), known.compute_s)
-    exposed_s = communication_s - hidden_s
+    hidden_s = min(priced_s * _hidden_share(known), known.compute_s)
+    exposed_s = priced_s - hidden_s
     priced = Predicted(
         devices=devices,
         hosts=devices // machine.devices_per_host,
         step_s=known.compute_s + exposed_s,
         compute_s=known.compute_s,
-        communication_s=communication_s,
+        communication_s=priced_s,
         exposed_s=exposed_s,
         source="cost",
         compiled_step_s=None,
@@ -283,24 +201,3 @@ def _hidden_share(timeline: Timeline) -> float:
     if not timeline.communication_s:
         return 0.0
     return max(0.0, 1 - timeline.exposed_s / timeline.communication_s)
-
-
-def communication(sent: Sequence[Message], devices: int, machine: Hardware) -> float:
-    """Seconds that collectives take on some devices, one after the other.
-
-    Raises:
-        ValueError: A schedule that exists for its own devices alone.
-    """
-    return sum(m.count * _message_s(m, devices, machine) for m in sent)
-
-
-@functools.lru_cache(maxsize=4096)
-def _message_s(message: Message, devices: int, machine: Hardware) -> float:
-    """Seconds of one collective."""
-    if message.schedule is None:
-        return native_s(
-            message.kind, message.elements, message.itemsize, devices, machine
-        )
-    sized = message.resized(devices)
-    assert sized.schedule is not None
-    return time_s(sized.schedule, sized.whole, sized.itemsize, machine)
