@@ -9,26 +9,28 @@ differs by kind. Operand sizes are right for both forms, and for combined collec
 which have several.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jaxdp.program.agreement import check_shapes
 from jaxdp.program.groups import Groups, Pairs, parse_groups, parse_pairs, to_devices
 from jaxdp.program.hlo import Instruction, Module
+from jaxdp.program.opcodes import KINDS, UNCOUNTABLE
 from jaxdp.program.shapes import Array, arrays, quote
 
-KINDS = (
-    "all-reduce",
-    "reduce-scatter",
-    "all-gather",
-    "all-to-all",
-    "collective-permute",
-    "collective-broadcast",
+_EVERYBODY = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all")
+_ATTRIBUTES = frozenset(
+    """
+    backend_config channel_id constrain_layout control-predecessors dimensions
+    execution_thread frontend_attributes has_dynamic_root metadata origin
+    output_to_operand_aliasing replica_groups sharding slice_sizes source_target_pairs
+    statistics to_apply use_global_device_ids
+    """.split()
 )
-_REFUSED = {
-    "ragged-all-to-all": "moves as much as offsets computed at run time say",
-    "send": "is one half of a transfer whose ends are not in the instruction",
-    "recv": "is one half of a transfer whose ends are not in the instruction",
-}
+# A TPU spreads one collective over several fusions, which all repeat it. The first one
+# takes no flags from one before it.
+_CHAIN = re.compile(r'"async_collective_fusion_config":\{"flag_start":"(-?\d+)"')
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,35 @@ class CollectiveOp:
         size = sum(array.bytes for array in self.arrays)
         return size * len(self.groups[0]) if self.kind == "all-gather" else size
 
+    @property
+    def group_size(self) -> int:
+        """Devices of the largest group; of a permute 2, or 1 if nothing moves."""
+        if self.kind == "collective-permute":
+            return 1 + any(source != target for source, target in self.pairs)
+        return max(map(len, self.groups), default=1)
+
+    @property
+    def rounds(self) -> int:
+        """Messages that wait for each other; of kinds without pairs, as in a ring."""
+        passes = 2 if self.kind == "all-reduce" else 1
+        return passes * (self.group_size - 1)
+
+    @property
+    def bus_factor(self) -> float:
+        """What makes an algorithm bandwidth a bus bandwidth, as in nccl-tests.
+
+        With `n` devices in a group, 2 (n - 1) / n for an all-reduce, (n - 1) / n for
+        a reduce-scatter, all-gather and all-to-all, and 1 for the others. Then
+        `busbw = bytes / seconds * bus_factor` compares with the speed of a link.
+
+        References:
+            https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+        """
+        if self.kind not in _EVERYBODY:
+            return 1.0
+        passes = 2 if self.kind == "all-reduce" else 1
+        return passes * (self.group_size - 1) / self.group_size
+
 
 def kind_of(instruction: Instruction) -> str | None:
     """The kind of collective an instruction starts, or None.
@@ -86,13 +117,27 @@ def kind_of(instruction: Instruction) -> str | None:
         ValueError: it communicates in a way whose bytes the text does not tell.
     """
     kind = instruction.opcode.removesuffix("-start")
-    if kind in _REFUSED and instruction.attributes.get("is_host_transfer") != "true":
+    if kind in KINDS:
+        return None if continues(instruction) else kind
+    if kind in UNCOUNTABLE and instruction.attributes.get("is_host_transfer") != "true":
         raise ValueError(
             f"analyze cannot count {kind!r} in {quote(instruction.line)}. It counts "
-            f"{', '.join(KINDS)}; a {kind} {_REFUSED[kind]}. Write the exchange with "
+            f"{', '.join(KINDS)}; a {kind} {UNCOUNTABLE[kind]}. Write the exchange with "
             "ppermute or all_to_all to have it counted."
         )
-    return kind if kind in KINDS else None
+    return None
+
+
+def starts_chain(instruction: Instruction) -> bool:
+    """Whether a TPU starts a collective here that other fusions go on with."""
+    found = _CHAIN.search(instruction.line)
+    return found is not None and int(found[1]) < 0
+
+
+def continues(instruction: Instruction) -> bool:
+    """Whether it repeats a collective that an earlier fusion of a TPU has started."""
+    found = _CHAIN.search(instruction.line)
+    return found is not None and int(found[1]) >= 0
 
 
 def read(
@@ -104,22 +149,27 @@ def read(
     """Read one collective; it counts as run once, outside every branch.
 
     Raises:
-        ValueError: operands, groups or pairs that the text does not settle.
+        ValueError: operands, groups or pairs that the text does not settle, an unknown
+            attribute, or a result that does not fit.
     """
     attributes, line = dict(instruction.attributes), instruction.line
-    for refused in ("slice_sizes", "has_dynamic_root"):
-        if attributes.get(refused, "false") != "false":
-            raise ValueError(
-                f"analyze cannot count a {kind} with {refused}, in {quote(line)}. Part "
-                "of what it moves is decided while the program runs. Report it with "
-                "the function that was compiled."
-            )
+    _check_attributes(attributes, kind, line)
     permute = kind == "collective-permute"
     members = _members(module, attributes, kind, line)
+    operands = _operand_arrays(computation, instruction)
+    sizes = {len(group) for group in members}
+    if kind in ("all-gather", "reduce-scatter", "all-to-all") and len(sizes) > 1:
+        raise ValueError(
+            f"analyze found groups of {sorted(sizes)} devices in {quote(line)}. The "
+            f"groups of a {kind} are equally large. Pass compiled.as_text() unchanged."
+        )
+    dimensions = attributes.get("dimensions", "")
+    results = arrays(instruction.shape, line)
+    check_shapes(kind, operands, results, max(sizes, default=1), dimensions, line)
     op_name, source = module.origin(instruction)
     return CollectiveOp(
         kind=kind,
-        arrays=_operand_arrays(computation, instruction),
+        arrays=operands,
         groups=() if permute else members,
         pairs=tuple((pair[0], pair[1]) for pair in members) if permute else (),
         name=instruction.name,
@@ -128,16 +178,36 @@ def read(
     )
 
 
+def _check_attributes(attributes: Mapping[str, str], kind: str, line: str) -> None:
+    for refused in ("slice_sizes", "has_dynamic_root"):
+        if attributes.get(refused, "false") != "false":
+            raise ValueError(
+                f"analyze cannot count a {kind} with {refused}, in {quote(line)}. Part "
+                "of what it moves is decided while the program runs. Report it with "
+                "the function that was compiled."
+            )
+    strange = [key for key in attributes if key not in _ATTRIBUTES]
+    permute = kind == "collective-permute"
+    needed = "source_target_pairs" if permute else "replica_groups"
+    if strange or needed not in attributes:
+        found = f"the attribute {strange[0]!r}" if strange else f"no {needed}"
+        raise ValueError(
+            f"analyze found {found} in {quote(line)}. A {kind} says with {needed} who "
+            "takes part, and an attribute that is not known may change that. Report it "
+            "with the jax version that printed it."
+        )
+
+
 def _members(
     module: Module, attributes: Mapping[str, str], kind: str, line: str
 ) -> Groups:
     """The groups, or the pairs of a permute, in logical devices and checked."""
     if kind == "collective-permute":
-        written = parse_pairs(attributes.get("source_target_pairs", ""), line)
+        written = parse_pairs(attributes["source_target_pairs"], line)
         if not written:
             return ()
     else:
-        written = parse_groups(attributes.get("replica_groups", "{}"), line)
+        written = parse_groups(attributes["replica_groups"], line)
     try:
         members = to_devices(
             written, kind, attributes, module.replicas, module.partitions
@@ -158,6 +228,12 @@ def _members(
         raise ValueError(
             f"analyze found a device twice in {quote(line)}. A {kind} has each device "
             "in one group, once; a permute, once as source and once as target. Pass "
+            "compiled.as_text() unchanged."
+        )
+    if kind in _EVERYBODY and len(lists[0]) != module.devices:
+        raise ValueError(
+            f"analyze found {len(lists[0])} of {module.devices} devices in the groups "
+            f"of {quote(line)}. All take part in a {kind}, some in groups of one. Pass "
             "compiled.as_text() unchanged."
         )
     return members

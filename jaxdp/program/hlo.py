@@ -147,8 +147,8 @@ def parse(text: str) -> Module:
 def _check_new(name: str, known: Mapping[str, Any], line: str, number: int) -> None:
     if name in known:
         raise ValueError(
-            f"analyze found a second {name!r} in line {number}: {quote(line)}. XLA gives "
-            "each name once, and what uses it would be unclear. Pass "
+            f"analyze found a second {name!r} in line {number}: {quote(line)}. XLA "
+            "gives each name once, and what uses it would be unclear. Pass "
             "compiled.as_text() unchanged."
         )
 

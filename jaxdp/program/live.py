@@ -14,7 +14,7 @@ libraries, and in-place operations it decides on case by case. So the sum is clo
 the size of the temporaries that XLA reports, and not equal to it.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,6 +112,7 @@ class _Computation:
         self.values: dict[str, Any] = {}  # a Value, or a list of them
         self.all: list[Value] = []
         self.inside: dict[int, list[Value]] = {}
+        self.reads = Counter(name for one in self.instructions for name in one.operands)
         self.made_by_done = {
             one.operands[0]: one
             for one in self.instructions
@@ -149,11 +150,20 @@ class _Computation:
             return whole[index] if isinstance(whole, list) else whole
         if one.opcode in _SAME or one.opcode.endswith(("-done", "-update")):
             return operands[0]
+        if one.opcode == "copy" and self._stays(one):
+            return operands[0]
         if one.opcode in _RUNS:
             self._run(position, one)
         if one.opcode == "while" or one.opcode in _IN_PLACE or self._updates(one):
             return operands[0] if one.opcode != "fusion" else self._updated(one)
         return self._new(position, self.made_by_done.get(one.name, one), one)
+
+    def _stays(self, one: Instruction) -> bool:
+        """Whether a copy is of an argument that nobody else reads: it stays there."""
+        name = one.operands[0]
+        source = next(other for other in self.instructions if other.name == name)
+        alike = source.shape == one.shape and source.opcode == "parameter"
+        return alike and self.reads[name] == 1
 
     def _run(self, position: int, one: Instruction) -> None:
         """Adds what lives inside a loop, a branch or a call while it runs."""

@@ -49,6 +49,18 @@ def moved_bytes(
     return size + _written(module, computation, instruction)
 
 
+def root_of(computation: Computation) -> Instruction:
+    """The instruction whose result is that of its computation.
+
+    Raises:
+        KeyError: none is marked so.
+    """
+    for instruction in computation.values():
+        if "ROOT " in instruction.line:
+            return instruction
+    raise KeyError("ROOT")
+
+
 def device_bytes(shape: str, line: str) -> int:
     """Bytes of the arrays of a shape that lie in the memory of the device.
 
@@ -114,7 +126,7 @@ def _written(module: Module, computation: Computation, one: Instruction) -> int:
         return (1 + read_too) * sum(array.elements * a.bits // 8 for a in in_place)
     if one.opcode == "fusion":
         inner = called(module, one)
-        root = next(each for each in inner.values() if "ROOT " in each.line)
+        root = root_of(inner)
         return _written_by_root(module, inner, root, one.shape)
     results = _device_arrays(one.shape, one.line)
     if target_of(one).startswith("__cu") and len(results) > 1:

@@ -121,14 +121,22 @@ class _Reader:
     def items(self, computation: str) -> tuple[Item, ...]:
         if computation not in self.known:
             instructions = self.module.computations[computation]
-            found = [
-                item
-                for instruction in instructions.values()
-                if instruction.opcode not in _FREE
-                for item in self._read(instructions, instruction)
-            ]
+            found: list[Item] = []
+            for instruction in instructions.values():
+                if instruction.opcode not in _FREE:
+                    found += self._read_or_refuse(instructions, instruction)
             self.known[computation] = tuple(found)
         return self.known[computation]
+
+    def _read_or_refuse(self, around: Computation, one: Instruction) -> list[Item]:
+        try:
+            return [*self._read(around, one)]
+        except (KeyError, IndexError) as error:
+            raise ValueError(
+                f"timeline cannot read {quote(one.line)}: it found no {error}. An "
+                "instruction needs its operands and attributes, and the computations "
+                "that it calls. Pass compiled.as_text() unchanged."
+            ) from error
 
     def _read(self, around: Computation, one: Instruction) -> Iterator[Item]:
         base = one.opcode.removesuffix("-start")

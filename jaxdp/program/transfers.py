@@ -1,4 +1,4 @@
-"""When and how long a collective runs, by an alpha-beta model of the links between devices.
+"""When and for how long a collective runs, by the alpha-beta model of the links.
 
 A pair of a permute takes alpha + bytes / beta of the link between its two devices; all
 pairs go side by side, in both directions. Pairs that leave or enter one host over an

@@ -5,15 +5,14 @@ counter of constant start and step, compared with a constant.
 """
 
 import re
-from collections.abc import Mapping
 
 from jaxdp.program.hlo import Instruction, Module
+from jaxdp.program.moved import Computation, root_of
 from jaxdp.program.shapes import quote
 
 _KNOWN = re.compile(r'"known_trip_count":\s*\{"n":\s*"?(\d+)"?\}')
 _CONSTANT = re.compile(r"\bconstant\((-?\d+)\)")
 _SAME = ("copy", "bitcast", "convert", "copy-start", "copy-done")
-Computation = Mapping[str, Instruction]
 
 
 def trip_count(module: Module, around: Computation, loop: Instruction) -> int:
@@ -29,7 +28,10 @@ def trip_count(module: Module, around: Computation, loop: Instruction) -> int:
     """
     if match := _KNOWN.search(loop.line.replace('\\"', '"')):
         return int(match[1])
-    trips = _counted(module, around, loop)
+    try:
+        trips = _counted(module, around, loop)
+    except (KeyError, IndexError):  # it is written in another way
+        trips = None
     if trips is None:
         raise ValueError(
             f"analyze cannot tell how often the loop {loop.name!r} runs: "
@@ -47,12 +49,12 @@ def _counted(module: Module, around: Computation, loop: Instruction) -> int | No
         module.computations[loop.attributes[key].lstrip("%")]
         for key in ("condition", "body")
     )
-    test = _root(condition)
+    test = root_of(condition)
     compared = [_made(condition, name) for name in test.operands]
     if test.opcode != "compare" or compared[0].opcode != "get-tuple-element":
         return None
     element = int(compared[0].attributes["index"])
-    given, turned = _made(around, loop.operands[0]), _root(body)
+    given, turned = _made(around, loop.operands[0]), root_of(body)
     if (given.opcode, turned.opcode) != ("tuple", "tuple"):
         return None
     added = _made(body, turned.operands[element])
@@ -77,10 +79,6 @@ def _operands(computation: Computation, instruction: Instruction) -> list[Instru
     if instruction.opcode in ("parameter", "constant"):
         return []
     return [_made(computation, name) for name in instruction.operands]
-
-
-def _root(computation: Computation) -> Instruction:
-    return next(each for each in computation.values() if "ROOT " in each.line)
 
 
 def _value(instruction: Instruction) -> int | None:

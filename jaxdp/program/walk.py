@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from jaxdp.program.collective import CollectiveOp, kind_of, read
+from jaxdp.program.collective import CollectiveOp, continues, kind_of, read
+from jaxdp.program.collective import starts_chain as starts_chain
 from jaxdp.program.hlo import Instruction, Module
 from jaxdp.program.shapes import quote
+from jaxdp.program.trips import trip_count
 
 _CALLS = (
     "to_apply",
@@ -25,7 +27,6 @@ _CALLS = (
     "false_computation",
 )
 _MENTIONS_CALL = re.compile(rf"\b(?:{'|'.join(_CALLS)})=")
-_TRIP_COUNT = re.compile(r'"known_trip_count":\s*\{"n":\s*"?(\d+)"?\}')
 _CALLED_ONCE = ("call", "fusion", "async", "async-start", "call-start", "fusion-start")
 _SECOND_HALVES = ("-done", "-update")
 
@@ -37,7 +38,10 @@ def collectives(module: Module) -> tuple[CollectiveOp, ...]:
         ValueError: a collective in a loop whose trip count the text does not say, in
             a computation that is called an unknown number of times, or unreadable.
     """
-    return tuple(_walk(module, _communicating(module), module.entry, _Place()))
+    communicating = _communicating(module)
+    found = tuple(_walk(module, communicating, module.entry, _Place()))
+    _check_all_reached(module, communicating)
+    return found
 
 
 @dataclass(frozen=True)
@@ -69,18 +73,19 @@ def _walk(
             continue
         called = computations_of(instruction)
         if not communicating.isdisjoint(called):
-            for inner, place_inside in _enter(instruction, called, place):
+            for inner, place_inside in _enter(module, computation, instruction, place):
                 if inner in communicating:
                     yield from _walk(module, communicating, inner, place_inside)
 
 
 def _enter(
-    instruction: Instruction, called: tuple[str, ...], place: _Place
+    module: Module, computation: str, instruction: Instruction, place: _Place
 ) -> Iterator[tuple[str, _Place]]:
     """The computations an instruction runs, each with the place it runs in."""
+    around, called = module.computations[computation], computations_of(instruction)
     place = place.called_from(instruction)
     if instruction.opcode == "while":
-        trips = _trip_count(instruction)
+        trips = trip_count(module, around, instruction)
         yield instruction.attributes["body"].lstrip("%"), place.times(trips)
         # The condition is asked once more than the body runs.
         yield instruction.attributes["condition"].lstrip("%"), place.times(trips + 1)
@@ -96,19 +101,6 @@ def _enter(
             f"{', '.join(_CALLED_ONCE)}; the text does not say how often others call. "
             "Move the collective out of it."
         )
-
-
-def _trip_count(instruction: Instruction) -> int:
-    config = instruction.attributes.get("backend_config", "").replace('\\"', '"')
-    if match := _TRIP_COUNT.search(config):
-        return int(match[1])
-    raise ValueError(
-        f"analyze cannot tell how often the loop {instruction.name!r} runs, and it "
-        f"contains a collective: {quote(instruction.line)}. Bytes need a trip count, "
-        "which XLA writes as known_trip_count when the bounds are constants. Use "
-        "jax.lax.fori_loop or jax.lax.scan with a fixed length instead of while_loop, "
-        "or analyze the loop body by itself."
-    )
 
 
 def computations_of(instruction: Instruction) -> tuple[str, ...]:
