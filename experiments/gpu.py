@@ -4,11 +4,11 @@ Command:   make experiment EXP=gpu             ARGS="--target h200 --models resn
 Hardware:  none of it: programs are compiled for 8 x H100 with the extra [compile].
 Runtime:   about 12 min on two cores, nearly all of it compilation.
 
-ResNet-50 (25,557,032 parameters, 64 images of 224 x 224 a device, SGD with momentum) and
-a GPT-2 of the small size (124,439,808 parameters, 8 sequences of 1,024 tokens a device,
-Adam), both in Flax NNX, computed in bfloat16, with float32 parameters and gradients.
-Every design's step is compiled for the target. What it sends, what it keeps in memory
-and in which order it runs are read from the program: exact. How long that takes is
+ResNet-50 (25,557,032 parameters, 64 images of 224 x 224 a device, SGD with momentum)
+and a GPT-2 of the small size (124,439,808 parameters, 8 sequences of 1,024 tokens a
+device, Adam), both in Flax NNX, computed in bfloat16, with float32 parameters and
+gradients. Every design's step is compiled for the target. What it sends, what it keeps
+in memory and in which order it runs are read from the program: exact. How long is
 predicted, by a roofline at half of the peak of matrix products and 0.9 of that of
 memory, and by alpha-beta of NVLink: 10 us and 450 GB/s. Nothing ran on an H100.
 
@@ -23,7 +23,6 @@ Expected numbers, for N = 8 devices and Φ bytes of gradients:
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
-import jaxdp
 from experiments.harness import config as harness
 from experiments.harness import show
 from experiments.harness.result import Result
@@ -33,7 +32,9 @@ from experiments.parts import gpu_models as models
 from experiments.parts import gpu_steps as steps
 from experiments.parts.gpu_steps import Step
 from jaxdp import targets
+from jaxdp.draw.timeline import draw_timeline
 from jaxdp.prediction import Model
+from jaxdp.program.perfetto import trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,13 +94,14 @@ def run(config: Config) -> Result:
             "designs": [steps.row(step) for step in found],
             "kept_by_the_compiler": [steps.kept(step) for step in found],
             "memory_by_kind": [steps.memory(step) for step in found],
-            "largest_kernels": [r for step in found for r in steps.kernels(step)],
+            "compute_by_kind": [steps.compute(step) for step in found],
         },
         figures=draw(config, found),
         programs={step.name: step.program for step in found},
         files={
-            f"{step.slug}.trace.json": jaxdp.program.trace_json(step.timeline)
+            f"{step.slug}.trace.json": trace(step.timeline)
             for step in found
+            if step.design_name in DRAWN
         },
     )
 

@@ -13,6 +13,8 @@ from typing import Literal
 
 import jax
 
+from jaxdp.targets.quiet import quietly
+
 FORCED = "forced host devices share cores: not a bandwidth measurement"
 GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd")  # NVIDIA, in WSL too, AMD
 COUNT_GPUS = "import jax; print(len(jax.devices('gpu')))"
@@ -33,7 +35,8 @@ def start(count: int, platform: Literal["auto", "cpu", "gpu"]) -> str:
     """
     if platform == "cpu" or (platform == "auto" and count_gpus() < count):
         _force_host_devices(count)
-    found = jax.devices()
+    with quietly():  # compilers for devices that are not here say that they are not
+        found = jax.devices()
     if platform == "gpu" and found[0].platform != "gpu":
         found = []
     if len(found) < count:

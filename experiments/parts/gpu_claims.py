@@ -58,11 +58,7 @@ def distributed_is_faster(roots: Sequence[Step], rings: Sequence[Step]) -> Claim
         expected="15 to 30",
         measured=" and ".join(f"{gain:.0f}" for gain in gains),
         unit="% more throughput, predicted",
-        verdict="holds"
-        if all(inside)
-        else "partly"
-        if min(gains) > 0
-        else "refuted",
+        verdict="holds" if all(inside) else "partly" if min(gains) > 0 else "refuted",
         why=f"Predicted from compiled programs, not run: {compared}. The gain is what "
         "communication costs beside computation, so it depends on the model, the batch "
         "and the links. nn.DataParallel costs more besides: one process, its threads, "

@@ -1,5 +1,6 @@
 """Training steps compiled for GPUs that are not here, and what is read from them."""
 
+import collections
 import math
 from typing import Any, NamedTuple
 
@@ -7,10 +8,11 @@ import jax
 
 import jaxdp
 from experiments.harness import wording
-from experiments.harness.result import Rows
 from jaxdp import targets
 from jaxdp.prediction import GPU_OPTIONS, Model
-from jaxdp.program import ProgramReport, Timeline, Verdict
+from jaxdp.program import ProgramReport
+from jaxdp.program.timeline import Timeline
+from jaxdp.program.verdict import Verdict
 
 MIB = 2**20
 ROOT, RING = "GatherToRoot", "RingAllReduce"
@@ -36,6 +38,11 @@ class Step(NamedTuple):
     def name(self) -> str:
         """How tables and figures call it."""
         return f"{self.model.name}, {self.design_name}"
+
+    @property
+    def held_bytes(self) -> dict[str, int]:
+        """What a device holds when it holds most, by kind."""
+        return self.held.kinds
 
     @property
     def slug(self) -> str:
@@ -114,7 +121,7 @@ def phi_bytes(step: Step) -> int:
 def kept(step: Step) -> dict[str, Any]:
     """What XLA made of the design's collectives."""
     verdict = step.verdict
-    apart = [d for d in verdict.distances if not d.blocks]
+    apart = [d for d in verdict.distances if not d.blocking]
     return {
         "model": step.model.name,
         "design": step.design_name,
@@ -123,5 +130,29 @@ def kept(step: Step) -> dict[str, Any]:
         "buckets found": verdict.buckets_found,
         "collectives": len(verdict.distances),
         "asynchronous": len(apart),
-        "findings": "; ".join(str(finding) for finding in verdict.findings) or "none",
+        "findings": "; ".join(f.text for f in verdict.findings) or "none",
     }
+
+
+def compute(step: Step) -> dict[str, Any]:
+    """What the kernels of the busiest device take, by kind."""
+    took_s: collections.Counter[str] = collections.Counter()
+    for bar in step.timeline.bars:
+        if bar.stream == "compute":
+            took_s[bar.kind] += bar.end_s - bar.start_s
+    kinds = ("matrix product", "convolution", "other kernel")
+    kernels = sum(bar.stream == "compute" for bar in step.timeline.bars)
+    return {
+        "model": step.model.name,
+        "design": step.design_name,
+        "kernels": kernels,
+        **{f"{kind}_ms": 1e3 * took_s[kind] for kind in kinds},
+        "utilisation": step.timeline.utilisation,
+    }
+
+
+def memory(step: Step) -> dict[str, Any]:
+    """What a device holds when it holds most, by kind."""
+    held = {f"{kind}_mb": size / MIB for kind, size in step.held_bytes.items()}
+    total = {"all_mb": sum(step.held_bytes.values()) / MIB}
+    return {"model": step.model.name, "design": step.design_name} | total | held

@@ -122,8 +122,8 @@ def kind_of(instruction: Instruction) -> str | None:
     if kind in UNCOUNTABLE and instruction.attributes.get("is_host_transfer") != "true":
         raise ValueError(
             f"analyze cannot count {kind!r} in {quote(instruction.line)}. It counts "
-            f"{', '.join(KINDS)}; a {kind} {UNCOUNTABLE[kind]}. Write the exchange with "
-            "ppermute or all_to_all to have it counted."
+            f"{', '.join(KINDS)}; a {kind} {UNCOUNTABLE[kind]}. Write the exchange "
+            "with ppermute or all_to_all to have it counted."
         )
     return None
 

@@ -159,11 +159,23 @@ class _Computation:
         return self._new(position, self.made_by_done.get(one.name, one), one)
 
     def _stays(self, one: Instruction) -> bool:
-        """Whether a copy is of an argument that nobody else reads: it stays there."""
-        name = one.operands[0]
+        """Whether a copy of an argument is where the argument was, and its result is.
+
+        XLA copies a donated argument that a later result replaces. If nobody else reads
+        the argument, and a fusion makes that result of the copy, all three are one.
+        """
+        name, root = one.operands[0], self.instructions[-1]
         source = next(other for other in self.instructions if other.name == name)
         alike = source.shape == one.shape and source.opcode == "parameter"
-        return alike and self.reads[name] == 1
+        return (
+            alike
+            and self.reads[name] == 1
+            and any(
+                other.opcode == "fusion" and one.name in other.operands
+                for other in self.instructions
+                if other.name in root.operands
+            )
+        )
 
     def _run(self, position: int, one: Instruction) -> None:
         """Adds what lives inside a loop, a branch or a call while it runs."""

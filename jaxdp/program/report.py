@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxdp.program import hlo, logical, traffic, walk
+from jaxdp.program import hlo, logical, traffic, walk, wellformed
 from jaxdp.program.collective import CollectiveOp
 from jaxdp.program.memory import Memory, memory_of
 from jaxdp.program.rounds import critical_rounds
@@ -63,7 +63,7 @@ class ProgramReport:
 
     @cached_property
     def link_bytes(self) -> Mapping[tuple[int, int], int]:
-        """Bytes by (source, target), of the collective-permutes alone."""
+        """Bytes by (source, target); exact for permutes, else by `traffic.links`."""
         return dict(traffic.total(self.collectives, traffic.links))
 
     @cached_property
@@ -127,7 +127,8 @@ class ProgramReport:
             "written": self.logical_sent_bytes,
             "memory": self.memory and (self.memory.peak_bytes,) * self.devices,
         }
-        return table(self.collectives, self.devices, figures)
+        rounds = None if self.module is None else self.rounds
+        return table(self.collectives, self.devices, figures, self.link_bytes, rounds)
 
     def __str__(self) -> str:
         """The summary."""
@@ -175,6 +176,7 @@ def analyze(compiled: Any, traced: Any = None) -> ProgramReport:
         ((), (0,))
     """
     module = hlo.parse(_text(compiled))
+    wellformed.check(module)
     written = None
     if traced is not None:
         written = logical.collectives(_jaxpr(traced), module.devices)

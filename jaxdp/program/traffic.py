@@ -11,13 +11,17 @@ array (see `CollectiveOp.bytes`), each device sends, and receives:
     collective-permute        B a pair; 0 for a device paired with itself
     collective-broadcast      B, except that the last sends and the first receives 0
 
+Who sends to whom is that model too: in a ring each device of a group sends to the next
+one, in the order of the group; in an all-to-all each sends 1 / n to every other.
+
 A ring moves chunks of whole elements: 3 elements on 8 devices travel as 8 chunks of
 one element, 56 bytes of float32 each way and not 21. So figures are whole numbers, and
 each array has its own chunks, so that they do not change when XLA combines collectives.
 """
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jaxdp.program.collective import CollectiveOp
@@ -49,8 +53,23 @@ def received(op: CollectiveOp) -> Counter[int]:
 
 
 def links(op: CollectiveOp) -> Counter[tuple[int, int]]:
-    """Bytes by (source, target) of a permute; no other kind says who talks to whom."""
-    return Counter({pair: op.bytes for pair in op.pairs if pair[0] != pair[1]})
+    """Bytes by (source, target), in one run of the operation.
+
+    Exact for a permute. For the other kinds a model, that of the module docstring: the
+    runtime may choose another algorithm, or several rings in different orders.
+
+    Example:
+        >>> array = Array("f32", (16,), 32)
+        >>> links(CollectiveOp("all-gather", (array,), groups=((0, 2), (1, 3))))
+        Counter({(0, 2): 64, (2, 0): 64, (1, 3): 64, (3, 1): 64})
+    """
+    if op.kind == "collective-permute":
+        return _sum((pair, op.bytes) for pair in op.pairs if pair[0] != pair[1])
+    return _sum(
+        (link, amount)
+        for group in op.groups
+        for link, amount in _group_links(op, group)
+    )
 
 
 def total(
@@ -79,6 +98,22 @@ def total(
         for key in set().union(*totals):
             result[key] += max(each[key] for each in totals)
     return result
+
+
+def _group_links(
+    op: CollectiveOp, group: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, int], int]]:
+    """What a group of a kind without pairs sends, link by link."""
+    size = len(group)
+    if op.kind == "all-to-all":
+        each = _ring_bytes(op, size) // max(size - 1, 1)
+        yield from ((link, each) for link in itertools.permutations(group, 2))
+    elif op.kind == "collective-broadcast":
+        yield from ((link, op.bytes) for link in itertools.pairwise(group))
+    elif size > 1:
+        amount = _ring_bytes(op, size)
+        ring = zip(group, (*group[1:], group[0]), strict=True)
+        yield from ((link, amount) for link in ring)
 
 
 def _ring(op: CollectiveOp) -> Counter[int]:

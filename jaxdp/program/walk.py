@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from jaxdp.program.collective import CollectiveOp, continues, kind_of, read
-from jaxdp.program.collective import starts_chain as starts_chain
+from jaxdp.program.collective import CollectiveOp, kind_of, read
 from jaxdp.program.hlo import Instruction, Module
 from jaxdp.program.shapes import quote
 from jaxdp.program.trips import trip_count
@@ -100,6 +99,24 @@ def _enter(
             f"{quote(instruction.line)}. It follows while, conditional, "
             f"{', '.join(_CALLED_ONCE)}; the text does not say how often others call. "
             "Move the collective out of it."
+        )
+
+
+def _check_all_reached(module: Module, communicating: set[str]) -> None:
+    """Refuses a computation with a collective that nothing calls."""
+    reached, found = {module.entry}, [module.entry]
+    while found:
+        for one in module.computations[found.pop()].values():
+            new = communicating.intersection(computations_of(one)) - reached
+            reached |= new
+            found += new
+    if stray := sorted(communicating - reached):
+        inside = module.computations[stray[0]].values()
+        line = next((one.line for one in inside if kind_of(one)), "")
+        raise ValueError(
+            f"analyze found nothing that runs the computation {stray[0]!r}, and it "
+            f"communicates: {quote(line)}. A program runs all that is in its text. "
+            "Pass compiled.as_text() unchanged."
         )
 
 

@@ -8,10 +8,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
+from jaxdp.program.collective import continues, starts_chain
 from jaxdp.program.hlo import Instruction, Module
 from jaxdp.program.opcodes import KINDS, UNCOUNTABLE, check_known, without_stage
 from jaxdp.program.shapes import quote
-from jaxdp.program.walk import computations_of, continues, starts_chain
+from jaxdp.program.walk import computations_of
 
 _WITHOUT_OPERANDS = ("parameter", "constant", "iota", "partition-id", "replica-id")
 _NEEDS = {
@@ -76,7 +77,8 @@ def _check_operands(one: Instruction, defined: Mapping[str, Instruction]) -> Non
 
 def _check_computations(one: Instruction, module: Module) -> None:
     opcode = without_stage(one.opcode)
-    if needs := _NEEDS.get(opcode):
+    first = not one.opcode.endswith(("-done", "-update"))  # which need not repeat them
+    if first and (needs := _NEEDS.get(opcode)):
         found = [key for key in needs if one.attributes.get(key)]
         if not found or (opcode in _NEEDS_ALL and len(found) != len(needs)):
             raise _broken(one, f"no {' or '.join(needs)}", f"A {opcode} has it")
@@ -137,8 +139,8 @@ def _check_chain(name: str, computation: Mapping[str, Instruction]) -> None:
     started = [one for one in computation.values() if starts_chain(one)]
     if len(started) != calls.count("AsyncCollectiveStart"):
         raise ValueError(
-            f"analyze found {len(started)} collectives that start in the computation "
-            f"{name!r}, and {calls.count('AsyncCollectiveStart')} AsyncCollectiveStart. "
+            f"analyze found {calls.count('AsyncCollectiveStart')} AsyncCollectiveStart "
+            f"in the computation {name!r}, and {len(started)} collectives to start. "
             "Each starts one. Pass compiled.as_text() unchanged."
         )
     continued = any(continues(one) for one in computation.values())

@@ -10,6 +10,7 @@ the same function written on the target's mesh.
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import export
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -93,7 +94,7 @@ def _called_on(
     ]
 
     def program(*args):
-        return exported.call(*args)
+        return exported.call(*_used(exported, args))
 
     program.__name__ = program.__qualname__ = exported.fun_name
     options = _own_options(traced)
@@ -109,6 +110,22 @@ def _called_on(
     )
     with jax.set_mesh(mesh):
         return Moved(called.lower(*args), options)
+
+
+def _used(exported: export.Exported, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments with zeros for those that the program leaves unused.
+
+    The call would use them, and `jax.jit` could not drop them any more.
+    """
+    leaves, structure = jax.tree.flatten(args)
+    kept = [
+        leaf
+        if place in exported.module_kept_var_idx
+        or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+        else jnp.zeros(leaf.shape, leaf.dtype)
+        for place, leaf in enumerate(leaves)
+    ]
+    return structure.unflatten(kept)
 
 
 def _on(sharding: Any, mesh: Mesh) -> NamedSharding | None:

@@ -1,5 +1,6 @@
 """Meshes of devices that are not here."""
 
+import functools
 import math
 from typing import Any
 
@@ -37,17 +38,11 @@ def mesh(
     about = chip(target)
     _check_sizes(devices, hosts)
     if about.backend == "tpu":
-        name, options = _torus(about, devices, hosts)
-    else:
-        name = target
-        options = {
-            "topology": f"1x{hosts}x{devices // hosts}",  # slices x hosts x devices
-            "target_config": about.target_config(),
-        }
+        _check_torus(about, devices)
     if problem := missing(target):
         raise ModuleNotFoundError(f"compile_for got target={target!r}. {problem}")
     with quietly():
-        return data_mesh(topology_of(about, name, **options), axis_name)
+        return data_mesh(_devices(target, devices, hosts), axis_name)
 
 
 def shaped_as(given: Mesh, like: Mesh | AbstractMesh) -> Mesh:
@@ -66,17 +61,29 @@ def _check_sizes(devices: int, hosts: int) -> None:
         )
 
 
-def _torus(about: Chip, devices: int, hosts: int) -> tuple[str, dict[str, Any]]:
-    """A torus of TPUs, and the block of it that is one host."""
-    power = devices.bit_length() - 1
-    if devices != 1 << power or devices > MOST_TPUS:
+def _check_torus(about: Chip, devices: int) -> None:
+    if devices.bit_count() > 1 or devices > MOST_TPUS:
         raise ValueError(
             f"compile_for got devices={devices} for {about.name}. Its tori have 1, 2, "
             f"4, ... {MOST_TPUS} chips, powers of two. Use one of these."
         )
+
+
+@functools.cache  # asked for again, they would be other devices
+def _devices(target: str, devices: int, hosts: int) -> list[Any]:
+    """Devices that need not be here, host by host."""
+    about = chip(target)
+    if about.backend == "cuda":
+        return topology_of(
+            about,
+            target,
+            topology=f"1x{hosts}x{devices // hosts}",  # slices x hosts x devices
+            target_config=about.target_config(),
+        )
     rows, columns = _square(devices)
-    bounds = [*_square(devices // hosts), 1]
-    return f"{about.generation}:{rows}x{columns}", {"chips_per_host_bounds": bounds}
+    bounds = [*_square(devices // hosts), 1]  # the block of the torus that is a host
+    torus = f"{about.generation}:{rows}x{columns}"
+    return topology_of(about, torus, chips_per_host_bounds=bounds)
 
 
 def _square(chips: int) -> tuple[int, int]:
