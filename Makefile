@@ -8,13 +8,17 @@ CUDA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,cuda12)
 SOURCES := jaxdp experiments benchmarks tests
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment experiments test check format bench clean
+# Experiments that compile for accelerators that are not here.
+COMPILING := gpu scaling traffic
+EXTRA_STAMP := $(if $(filter $(COMPILING),$(EXP)),.compile,.experiments)
+
+.PHONY: help experiment experiments test check format bench gpu-check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  Options: EXP=ring, ARGS="--devices 4 --size-mb 16", PYTHON=python3.12'
 
-experiment: $(VENV)/.experiments  ## run one experiment: make experiment EXP=ring
+experiment: $(VENV)/$(EXTRA_STAMP)  ## run one experiment: make experiment EXP=ring
 	@$(BIN)/python -m experiments $(EXP) $(ARGS)
 
 experiments: $(VENV)/.experiments  ## list the experiments, a line each
@@ -37,20 +41,25 @@ format: $(VENV)/.dev  ## format the code and apply safe lint fixes
 bench: $(VENV)/.experiments  ## compare with the same programs written by hand
 	$(BIN)/python -m benchmarks $(ARGS)
 
+gpu-check: $(VENV)/.experiments  ## measure this machine's GPU: under 5 minutes, no network
+	@$(BIN)/python -m experiments.gpu_check $(ARGS)
+
 clean:  ## remove environments, caches and results
 	rm -rf .venv .venv-* results build dist *.egg-info
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp per extra, so that a second call starts at once. Each extra contains those
-# that stand before it (experiments, test, dev), and stamps them too.
+# that stand before it (experiments, compile, test, dev), and stamps them too.
 $(VENV)/.experiments:
 	@$(MAKE) --no-print-directory install EXTRA=experiments STAMPS=".experiments"
+$(VENV)/.compile:
+	@$(MAKE) --no-print-directory install EXTRA=experiments,compile STAMPS=".experiments .compile"
 $(VENV)/.test:
-	@$(MAKE) --no-print-directory install EXTRA=test STAMPS=".experiments .test"
+	@$(MAKE) --no-print-directory install EXTRA=test STAMPS=".experiments .compile .test"
 $(VENV)/.dev:
-	@$(MAKE) --no-print-directory install EXTRA=dev STAMPS=".experiments .test .dev"
-$(VENV)/.experiments $(VENV)/.test $(VENV)/.dev: pyproject.toml
+	@$(MAKE) --no-print-directory install EXTRA=dev STAMPS=".experiments .compile .test .dev"
+$(VENV)/.experiments $(VENV)/.compile $(VENV)/.test $(VENV)/.dev: pyproject.toml
 
 .PHONY: install
 install: $(BIN)/pip

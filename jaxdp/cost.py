@@ -8,14 +8,15 @@ The buffer is padded to whole chunks: `elements` of `itemsize` bytes in `C` chun
 travel as chunks of ceil(elements / C) elements.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from jaxdp.schedule import Schedule
 from jaxdp.targets.hardware import Hardware, hardware
 
-Pairs = tuple[tuple[int, int], ...]  # of one transfer
+Pairs = tuple[tuple[int, int], ...]
 
 
 class Cost(NamedTuple):
@@ -34,45 +35,57 @@ class Cost(NamedTuple):
     link_bytes: Mapping[tuple[int, int], int]
 
 
-def cost(schedule: Schedule, elements: int, itemsize: int) -> Cost:
+def cost(
+    schedule: Schedule,
+    elements: int,
+    itemsize: int,
+    partial_itemsize: int | None = None,
+) -> Cost:
     """Counts the rounds of a schedule, and the bytes it moves.
 
     Args:
-        schedule: Such as `jaxdp.algorithms.ring(8)`.
+        schedule: Such as `jaxdp.algorithms.ring(8)`; verified.
         elements: Length of the whole buffer, before it is padded.
-        itemsize: Bytes an element takes *on the wire*.
+        itemsize: Bytes an element takes on the wire.
+        partial_itemsize: Bytes an element of a partial sum takes, where that is another
+            number: sums of 16-bit floats travel as float32 until they are complete.
 
     Raises:
         ValueError: A negative number of elements, or elements of no bytes.
 
     Example:
         >>> from jaxdp.algorithms import ring
-        >>> counted = cost(ring(8), elements=1000, itemsize=4)
-        >>> counted.rounds, counted.sent_bytes[0]
-        (14, 7000)
+        >>> cost(ring(8), elements=1000, itemsize=4).sent_bytes[0]
+        7000
+        >>> cost(ring(8), elements=1000, itemsize=2, partial_itemsize=4).sent_bytes[0]
+        5000
     """
-    chunk_bytes = _chunk_bytes(schedule, elements, itemsize)
-    pairs = [
-        pair
-        for round_ in schedule.rounds
-        for transfer in round_.transfers
-        for pair in transfer.pairs
-    ]
-    sent = Counter(source for source, _ in pairs)
-    received = Counter(target for _, target in pairs)
+    moved: Counter[Pairs] = Counter()  # rounds of a ring all have the same pairs
+    for round_ in _rounds(schedule, elements, itemsize, partial_itemsize):
+        for pairs, size_bytes in round_:
+            moved[pairs] += size_bytes
+    links: Counter[tuple[int, int]] = Counter()
+    for pairs, size_bytes in moved.items():
+        links.update(dict.fromkeys(pairs, size_bytes))
+    sent, received = Counter(), Counter()
+    for (source, target), size_bytes in links.items():
+        sent[source] += size_bytes
+        received[target] += size_bytes
     devices = range(schedule.devices)
     return Cost(
         rounds=len(schedule.rounds),
-        sent_bytes=tuple(sent[device] * chunk_bytes for device in devices),
-        received_bytes=tuple(received[device] * chunk_bytes for device in devices),
-        link_bytes={
-            link: times * chunk_bytes for link, times in sorted(Counter(pairs).items())
-        },
+        sent_bytes=tuple(sent[device] for device in devices),
+        received_bytes=tuple(received[device] for device in devices),
+        link_bytes=dict(sorted(links.items())),
     )
 
 
 def time_s(
-    schedule: Schedule, elements: int, itemsize: int, hardware: Hardware | str
+    schedule: Schedule,
+    elements: int,
+    itemsize: int,
+    hardware: Hardware | str,
+    partial_itemsize: int | None = None,
 ) -> float:
     """Predicts how long a schedule takes.
 
@@ -83,10 +96,11 @@ def time_s(
     of a transfer that pass it share its bandwidth, direction by direction.
 
     Args:
-        schedule: What runs.
+        schedule: What runs; verified.
         elements: Length of the whole buffer, before it is padded.
         itemsize: Bytes an element takes on the wire.
         hardware: What runs it, or the name of a target, such as `"h100"`.
+        partial_itemsize: As in `cost`.
 
     Raises:
         ValueError: As `cost`; or an unknown target.
@@ -98,13 +112,9 @@ def time_s(
         True
     """
     machine = _hardware(hardware)
-    chunk_bytes = _chunk_bytes(schedule, elements, itemsize)
     # All rounds of a ring have the same pairs: 2,046 of 1,024 pairs with 1,024 devices.
-    alike = Counter(tuple(t.pairs for t in r.transfers) for r in schedule.rounds)
-    return sum(
-        times * _round_s(transfers, chunk_bytes, machine)
-        for transfers, times in alike.items()
-    )
+    alike = Counter(map(tuple, _rounds(schedule, elements, itemsize, partial_itemsize)))
+    return sum(times * _round_s(each, machine) for each, times in alike.items())
 
 
 def native_s(
@@ -145,28 +155,61 @@ def native_s(
 _hardware = hardware  # `time_s` has an argument of that name
 
 
-def _chunk_bytes(schedule: Schedule, elements: int, itemsize: int) -> int:
-    if elements < 0 or itemsize < 1:
+def _rounds(
+    schedule: Schedule, elements: int, itemsize: int, partial_itemsize: int | None
+) -> Iterator[list[tuple[Pairs, int]]]:
+    """The transfers of each round: their pairs, and the bytes of each pair."""
+    smallest = min(itemsize, partial_itemsize or itemsize)
+    if elements < 0 or smallest < 1:
         raise ValueError(
-            f"cost got elements={elements} of itemsize={itemsize} bytes for "
+            f"cost got elements={elements} of itemsize={smallest} bytes for "
             f"{schedule.name}. It needs at least 0 elements of at least 1 byte. Give "
             "the length of the buffer and the bytes an element takes on the wire."
         )
-    return -(-elements // schedule.chunks) * itemsize
+    length = -(-elements // schedule.chunks)
+    widths = itertools.repeat(itertools.repeat(itemsize))
+    if partial_itemsize not in (None, itemsize):
+        widths = (
+            [partial_itemsize if partial else itemsize for partial in round_]
+            for round_ in _partial(schedule)
+        )
+    for round_, width in zip(schedule.rounds, widths, strict=False):
+        sizes = zip(round_.transfers, width, strict=False)
+        yield [(transfer.pairs, length * size) for transfer, size in sizes]
 
 
-def _round_s(
-    transfers: tuple[Pairs, ...], chunk_bytes: int, machine: Hardware
-) -> float:
+def _partial(schedule: Schedule) -> Iterator[list[bool]]:
+    """For each transfer of each round, whether it moves sums that are not complete."""
+    # How many contributions each chunk sums up: no sum has one twice.
+    held = [
+        [int(device in starts) for starts in schedule.starts]
+        for device in range(schedule.devices)
+    ]
+    for round_ in schedule.rounds:
+        before = [[held[s][c] for s, _, c in transfer] for transfer in round_.transfers]
+        yield [
+            any(
+                1 < count < len(schedule.starts[chunk])
+                for count, chunk in zip(counts, transfer.chunks, strict=True)
+            )
+            for transfer, counts in zip(round_.transfers, before, strict=True)
+        ]
+        for transfer, counts in zip(round_.transfers, before, strict=True):
+            for (_, target, chunk), count in zip(transfer, counts, strict=True):
+                kept = held[target][chunk] if transfer.op == "add" else 0
+                held[target][chunk] = kept + count
+
+
+def _round_s(transfers: tuple[tuple[Pairs, int], ...], machine: Hardware) -> float:
     """How long the device needs that needs longest."""
     busy_s: dict[int, float] = {}
-    for pairs in transfers:
-        for device, seconds in _transfer_s(pairs, chunk_bytes, machine).items():
+    for pairs, size_bytes in transfers:
+        for device, seconds in _transfer_s(pairs, size_bytes, machine).items():
             busy_s[device] = busy_s.get(device, 0.0) + seconds
     return max(busy_s.values(), default=0.0)
 
 
-def _transfer_s(pairs: Pairs, chunk_bytes: int, machine: Hardware) -> dict[int, float]:
+def _transfer_s(pairs: Pairs, size_bytes: int, machine: Hardware) -> dict[int, float]:
     """How long each device is busy with one transfer."""
     leaving, entering = Counter(), Counter()  # pairs that pass a host's adapter
     for source, target in pairs:
@@ -178,7 +221,7 @@ def _transfer_s(pairs: Pairs, chunk_bytes: int, machine: Hardware) -> dict[int, 
         link, sharing = machine.link_between(source, target), 1
         if link.shared and machine.host(source) != machine.host(target):
             sharing = max(leaving[machine.host(source)], entering[machine.host(target)])
-        seconds = link.transfer_s(sharing * chunk_bytes)
+        seconds = link.transfer_s(sharing * size_bytes)
         for device in (source, target):
             busy_s[device] = max(busy_s.get(device, 0.0), seconds)
     return busy_s

@@ -190,6 +190,33 @@ def test_every_algorithm_is_counted_by_hand_above():
     assert names <= {schedule.name.partition("(")[0] for schedule, *_ in COUNTED}
 
 
+@pytest.mark.parametrize(
+    ("schedule", "sent"),
+    [
+        # Chunks of 3 elements. Round 0 moves contributions, rounds 1 and 2 sums of two
+        # and of three, rounds 3 to 5 complete sums: 6 + 12 + 12 + 6 + 6 + 6 bytes.
+        (algorithms.ring(4), (48,) * 4),
+        (algorithms.ring(2), (24, 24)),  # chunks of 6: a sum of two is complete
+        (algorithms.star(3), (48, 24, 24)),  # nothing but contributions and the sum
+        (algorithms.recursive_doubling(4), (24 + 48,) * 4),
+        # 2 -> 0; then 0 sends a sum of two and 1 a contribution in one transfer, which
+        # has one type; 0 -> 2 is complete.
+        (algorithms.recursive_doubling(3), (48 + 24, 48, 24)),
+        (algorithms.sharded_servers(3, 2), (36, 36, 24)),
+        (algorithms.ring_all_gather(4), (18,) * 4),
+    ],
+    ids=lambda value: value.name if isinstance(value, Schedule) else "",
+)
+def test_partial_sums_may_be_wider(schedule, sent):
+    assert cost.cost(schedule, 12, 2, partial_itemsize=4).sent_bytes == sent
+
+
+def test_wider_partial_sums_take_longer():
+    # 4 chunks of 500 elements: 1000 bytes in four rounds, 2000 bytes in two.
+    seconds = cost.time_s(algorithms.ring(4), 2000, 2, ONE_HOST, partial_itemsize=4)
+    assert seconds == pytest.approx(4 * 2e-6 + 2 * 3e-6)
+
+
 def test_an_empty_buffer_has_no_bytes():
     assert cost.cost(algorithms.ring(3), 0, 4).sent_bytes == (0, 0, 0)
 
@@ -268,6 +295,8 @@ def test_sizes_that_are_none_are_refused(numbers):
     message = rf"elements={elements} of itemsize={itemsize} bytes for ring\(4\)"
     with pytest.raises(ValueError, match=message):
         cost.cost(algorithms.ring(4), elements, itemsize)
+    with pytest.raises(ValueError, match=message):
+        cost.time_s(algorithms.ring(4), elements, itemsize, ONE_HOST)
 
 
 def test_an_unknown_target_is_refused():

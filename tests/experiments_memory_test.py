@@ -8,6 +8,7 @@ from flax import nnx
 from experiments import memory, models
 from experiments.harness import devices as machine
 from experiments.parts import footprint, room
+from tests.compilers import needs_compiler
 
 DEVICES, ROWS, CLASSES = 3, 2, 1000  # of the tiny run; rows on each device
 NAMES = ["cpu:0", "cpu:1", "cpu:2"]
@@ -74,6 +75,27 @@ def test_training_peak_has_activations_and_gradients_everywhere(found):
     _, first, second = parts["activations"]
     assert first == second > IMAGES
     assert parts["gradients"] == [PHI] * 3
+
+
+@needs_compiler("h100")
+def test_main_device_on_h100_holds_three_parts_more(found):
+    main, other, distributed = found.tables["the_step_on_h100"]
+    gathered = 2 * DEVICES * LOGITS  # received, and joined
+    assert main["received gradients_mb"] == 2 * PHI / 2**20
+    assert main["optimizer state_mb"] == PHI / 2**20
+    assert main["gather buffer_mb"] == gathered / 2**20
+    more = main["all_mb"] - other["all_mb"]
+    assert more == pytest.approx((3 * PHI + gathered) / 2**20)
+    assert main["more than DP's others (%)"] == pytest.approx(
+        100 * more / other["all_mb"]
+    )
+    for row in (main, other):
+        assert row["parameters_mb"] == row["gradients_mb"] == PHI / 2**20
+    assert other["optimizer state_mb"] == 0
+    assert distributed["optimizer state_mb"] == PHI / 2**20
+    assert distributed["all_mb"] > 3 * PHI / 2**20
+    (claim,) = (claim for claim in found.claims if claim.id == "CA3")
+    assert f"{main['all_mb']:,.1f} MiB on the main device" in claim.why
 
 
 def test_inference_keeps_nothing_for_a_backward_program(found):

@@ -305,7 +305,9 @@ def test_the_summary_is_a_table():
     report = analyze(compiled(partial(shift, pairs=[(0, 1), (1, 2)]), ROWS))
     lines = str(report).splitlines()
     assert lines[0] == "1 collective on 8 devices"
-    assert lines[1].split() == ["kind", "arrays", "bytes", "count", "between", "from"]
+    assert lines[1].split() == [
+        *("kind", "dtype", "arrays", "bytes", "count", "between", "from")
+    ]
     assert lines[2].split()[:6] == [
         "collective-permute",
         "f32[1,16]",

@@ -1,7 +1,11 @@
 """The README's code runs, and prints what a reader would see."""
 
+import os
 import pathlib
 import re
+
+from jaxdp import targets
+from tests.compilers import needs_compiler
 
 README = pathlib.Path(__file__).parent.parent / "README.md"
 
@@ -22,8 +26,32 @@ def test_code_of_the_guide_runs(capsys):
     assert names["metrics"]["loss"] < 2
 
 
+@needs_compiler("h100")
+def test_code_of_the_page_about_programs_runs(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = README.parent / "docs" / "programs.md"
+    names = {}
+    for block in code_of(page):
+        exec(block, names)
+    printed = capsys.readouterr().out
+    for expected in re.findall(r"```text\n(.*?)```", page.read_text(), re.DOTALL):
+        for line in expected.splitlines():
+            before, _, after = line.partition("…")
+            assert any(
+                one.startswith(before) and one.endswith(after)
+                for one in printed.splitlines()
+            ), line
+    assert names["verdict"].kept
+    assert (tmp_path / "trace.json").exists()
+    assert [row.source for row in names["prediction"].rows] == [
+        *("compiled", "cost", "cost")
+    ]
+
+
 def test_code_of_the_readme_runs(capsys):
-    training, collectives, analysis, port, ddp, servers, clock = code_of(README)
+    training, collectives, analysis, port, ddp, elsewhere, servers, clock = code_of(
+        README
+    )
     names = {}
     exec(training, names)
     assert "(4, 64)" in capsys.readouterr().out
@@ -32,11 +60,16 @@ def test_code_of_the_readme_runs(capsys):
     printed = capsys.readouterr().out
     assert names["report"].count("collective-permute") == 14
     assert str(names["report"].sent_bytes) in printed
+    assert "kept: 1 of 1 buckets" in printed
+    assert "of which exposed" in printed
     exec(port, names)
     assert names["output"].shape == (66, 1)
     assert "2 replicate" in capsys.readouterr().out
     exec(ddp, names)
     assert "loss.total" in capsys.readouterr().out
+    if not targets.missing("h100") or "CI" in os.environ:
+        exec(elsewhere, names)
+        assert "one step on H100" in capsys.readouterr().out
     exec(servers, names)
     assert capsys.readouterr().out == "[0 0 0 0 0 0 0 0]\n"
     exec(clock, names)

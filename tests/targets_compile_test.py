@@ -1,5 +1,3 @@
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,7 @@ import jaxdp
 from jaxdp import targets
 from jaxdp.targets import compile as compiling
 from jaxdp.targets import compile_for, plugin
-from tests.compilers import needs_compiler
+from tests.compilers import count, instructions, needs_compiler, shape, text_of
 
 ROWS = 16
 PARAMS = {"w": jnp.ones((6, 4)), "b": jnp.ones((4,))}
@@ -31,21 +29,6 @@ def loss_fn(params, batch):
 def training(mesh, design=None, loss_fn=loss_fn):
     design = design or jaxdp.RingAllReduce()
     return jaxdp.data_parallel(loss_fn, optax.adam(0.1), mesh, design)
-
-
-def shape(*sizes, **more):
-    return jax.ShapeDtypeStruct(sizes, jnp.float32, **more)
-
-
-def instructions(compiled):
-    """The program without names of functions, places in source and fingerprints."""
-    text = re.sub(r", metadata=\{[^}]*\}", "", compiled.as_text())
-    lines = text.splitlines()[1:]
-    return [line for line in lines if line and not line[0].isdigit()]
-
-
-def count(compiled, kind):
-    return len(re.findall(rf" {kind}(?:-start)?\(", compiled.as_text()))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +56,7 @@ def test_a_step_is_what_a_training_on_the_target_compiles_to():
     compiled = compile_for(here.step, PARAMS, BATCH, target="h100")
     assert instructions(compiled) == instructions(expected)
     assert count(compiled, "collective-permute") == 14
-    assert "input_output_alias" in compiled.as_text().splitlines()[0]
+    assert "input_output_alias" in text_of(compiled).splitlines()[0]
 
 
 @needs_compiler("h100")

@@ -10,13 +10,23 @@ class Memory:
     """Bytes one device needs, from `compiled.memory_analysis()`.
 
     The program is the same on every device, and so are these numbers. They do not
-    show what else a device holds, such as arrays of another program.
+    show what else a device holds, such as arrays of another program; for those see
+    `jaxdp.program.placed`. What XLA places in the memory of the host is not counted.
+
+    Attributes:
+        argument_bytes: What the program is given.
+        output_bytes: What it returns.
+        temporary_bytes: What it needs in between.
+        aliased_bytes: Part of the output that is in the place of a donated argument.
+        code_bytes: The machine code; 0 where the backend does not say. No part of
+            `peak_bytes`.
     """
 
     argument_bytes: int
     output_bytes: int
     temporary_bytes: int
     aliased_bytes: int
+    code_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -26,13 +36,12 @@ class Memory:
 
 
 def memory_of(compiled: jax.stages.Compiled) -> Memory | None:
-    """The memory of a program, or None where the backend does not say."""
+    """The memory of a program, or None where the backend does not say all of it."""
     stats = compiled.memory_analysis()
-    if stats is None:
+    names = ("argument", "output", "temp", "alias", "generated_code")
+    sizes = [getattr(stats, f"{name}_size_in_bytes", None) for name in names]
+    known = [size if size is not None and size >= 0 else None for size in sizes]
+    arguments, outputs, temporaries, aliased, code = known
+    if arguments is None or outputs is None or temporaries is None:
         return None
-    return Memory(
-        argument_bytes=stats.argument_size_in_bytes,
-        output_bytes=stats.output_size_in_bytes,
-        temporary_bytes=stats.temp_size_in_bytes,
-        aliased_bytes=stats.alias_size_in_bytes,
-    )
+    return Memory(arguments, outputs, temporaries, aliased or 0, code or 0)

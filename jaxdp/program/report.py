@@ -23,6 +23,7 @@ from jaxdp.program.rounds import critical_rounds
 from jaxdp.program.table import table
 
 if TYPE_CHECKING:  # what is computed on demand is imported on demand
+    from jaxdp.program.held import Holdings
     from jaxdp.program.timeline import Timeline
     from jaxdp.program.verdict import Verdict
     from jaxdp.targets import Hardware
@@ -118,6 +119,16 @@ class ProgramReport:
         from jaxdp.program.verdict import verify
 
         return verify(self, train, *arguments)
+
+    def held(self, train: Any) -> "Holdings":
+        """What a device holds when it needs the most memory, by kind and name.
+
+        Args:
+            train: What `jaxdp.data_parallel` made, and this is the step of.
+        """
+        from jaxdp.program.held import held
+
+        return held(self, train)
 
     def summary(self) -> str:
         """A plain-text table: one line per collective, then the totals."""

@@ -105,14 +105,8 @@ def verify(report: "ProgramReport", train: Any, *arguments: Any) -> Verdict:
         ValueError: The program is not the step of this training, or arguments are
             missing, or a mesh of several axes has another number of devices.
     """
-    trainer = getattr(getattr(train, "step", None), "__self__", None)
-    if not isinstance(trainer, Trainer):
-        raise TypeError(
-            f"report.verify got train={type(train).__name__}. It compares a program "
-            "with the training it was compiled from. Pass what jaxdp.data_parallel "
-            "returned; for any other function use jaxdp.program.verdict.compare."
-        )
-    state, batch = step_shapes(report, trainer, arguments)
+    trainer = trainer_of(train, "verify")
+    state, batch = _shapes(report, trainer, arguments)
     program = trainer.trace_on(_mesh(trainer, report.devices), state, batch)
     written = logical.collectives(program, report.devices)
     contents = _contents(report, trainer, state, batch)
@@ -149,25 +143,48 @@ def compare(
     return _judged(report, written, ())
 
 
-def step_shapes(
-    report: "ProgramReport", trainer: Trainer, arguments: Sequence[Any]
-) -> tuple[PyTree, PyTree]:
-    """Shapes of state and batch of the compiled step.
+def trainer_of(train: Any, caller: str) -> Trainer:
+    """What is behind the functions of a training.
 
     Raises:
-        ValueError: The report is of another program, or is text and names none.
+        TypeError: It is none.
     """
-    if arguments or report.arguments is None:
-        return _given_shapes(report, trainer, arguments)
+    trainer = getattr(getattr(train, "step", None), "__self__", None)
+    if isinstance(trainer, Trainer):
+        return trainer
+    raise TypeError(
+        f"report.{caller} got train={type(train).__name__}. It sets a program beside "
+        "the training it was compiled from. Pass what jaxdp.data_parallel returned; "
+        "for other functions there is jaxdp.program.verdict.compare."
+    )
+
+
+def check_step(report: "ProgramReport", trainer: Trainer, caller: str) -> None:
+    """Refuses the program of another training.
+
+    Raises:
+        ValueError: The state it takes is of another design, or there is none.
+    """
     given, _ = report.arguments
     design = trainer.replica.design
-    if len(given) != 2 or getattr(given[0], "design", None) != design:
-        made_by = getattr(given[0], "design", "no training") if given else "no training"
+    made_by = getattr(given[0], "design", "no training") if given else "no training"
+    if len(given) != 2 or made_by != design:
         raise ValueError(
-            f"report.verify got a program whose state is of {made_by}, and a training "
-            f"with {design}. They must belong together. Compile train.lower(state, "
-            "batch), or jaxdp.compile_for(train.step, params, batch), of this training."
+            f"report.{caller} got a program whose state is of {made_by}, and a "
+            f"training with {design}. They must belong together. Compile train.lower("
+            "state, batch), or jaxdp.compile_for(train.step, params, batch), of this "
+            "training."
         )
+
+
+def _shapes(
+    report: "ProgramReport", trainer: Trainer, arguments: Sequence[Any]
+) -> tuple[PyTree, PyTree]:
+    """Shapes of state and batch of the compiled step."""
+    if arguments or report.arguments is None:
+        return _given_shapes(report, trainer, arguments)
+    check_step(report, trainer, "verify")
+    given, _ = report.arguments
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
 
 

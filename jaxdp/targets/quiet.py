@@ -15,7 +15,6 @@ def quietly() -> Iterator[None]:
     missing: none of it matters for compiling. It is the process's stderr that is moved,
     so what other threads write there meanwhile is lost too.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when a plugin is loaded
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as written:

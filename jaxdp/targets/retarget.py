@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import export
-from jax.sharding import Mesh, NamedSharding
+from jax.extend.core import Jaxpr
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxdp.jaxprs import inner, opened
 from jaxdp.targets.topology import shaped_as
 
 # What JAX traces a function without a mesh with, if the function asks for one.
@@ -78,8 +80,9 @@ def _called_on(
     inputs: Any = exported.in_shardings_jax(no_mesh)
     outputs: Any = exported.out_shardings_jax(no_mesh)
     meshes = [s.mesh for s in (*inputs, *outputs) if s and not s.mesh.empty]
-    if meshes:
-        mesh = shaped_as(mesh, meshes[0])
+    like = meshes[0] if meshes else _mesh_in(opened(traced.jaxpr))
+    if like is not None:
+        mesh = shaped_as(mesh, like)
     args, _ = jax.tree.unflatten(
         exported.in_tree,
         [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in exported.in_avals],
@@ -110,6 +113,19 @@ def _called_on(
     )
     with jax.set_mesh(mesh):
         return Moved(called.lower(*args), options)
+
+
+def _mesh_in(jaxpr: Jaxpr) -> Mesh | AbstractMesh | None:
+    """The first mesh that a program names, in a `shard_map` or in a constraint."""
+    for eqn in jaxpr.eqns:
+        for value in eqn.params.values():
+            mesh = getattr(value, "mesh", value)
+            if isinstance(mesh, Mesh | AbstractMesh) and not mesh.empty:
+                return mesh
+        for program in inner(eqn):
+            if (mesh := _mesh_in(program)) is not None:
+                return mesh
+    return None
 
 
 def _used(exported: export.Exported, args: tuple[Any, ...]) -> tuple[Any, ...]:

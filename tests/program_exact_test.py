@@ -1,0 +1,137 @@
+"""What compiled algorithms send, equal to what their schedules say, to the byte.
+
+All algorithms of a device count and an element type are one program for H100s. Each
+moves chunks of a length of its own, so that every message tells whose it is.
+"""
+
+import collections
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxdp
+from jaxdp import algorithms, targets
+from jaxdp.cost import cost
+from jaxdp.executor import execute
+from jaxdp.program import traffic
+from jaxdp.schedule import local_rows
+from jaxdp.targets.quiet import quietly
+from tests.compilers import needs_compiler
+
+MIXED = ("float32", "bfloat16", "float16", "float64", "int8")
+MOVES = ("broadcast", "all_gather", "gather", "scatter")
+ROOTED = ("reduce", "broadcast", "gather", "scatter")
+SERVERS = (
+    algorithms.sharded_servers,
+    algorithms.sharded_servers_push,
+    algorithms.sharded_servers_collect,
+)
+STACKED = ("all_gather", "gather")
+
+
+def schedules(devices):
+    """Every algorithm of every collective, as (collective, schedule)."""
+    for collective, of in algorithms.SCHEDULES.items():
+        for name in of:
+            root = 0 if name != "star" else devices - 1
+            yield collective, algorithms.build(collective, name, devices, root)
+    servers = max(1, devices // 2)
+    yield "execute", algorithms.sharded_servers_pull(devices, servers)
+    for dedicated in (False, True) if devices > 1 else (False,):
+        for build in SERVERS:
+            yield "execute", build(devices, servers, dedicated)
+
+
+def cases(devices, dtypes):
+    """(collective, schedule, dtype, length of a chunk)."""
+    length = itertools.count(101)
+    for dtype in dtypes:
+        for collective, schedule in schedules(devices):
+            if dtype != "int8" or collective in MOVES:  # integers are not summed
+                yield collective, schedule, dtype, next(length)
+
+
+def elements(schedule, length):
+    """So many that the last chunk is padded, if there are several."""
+    return schedule.chunks * length - (schedule.chunks - 1)
+
+
+def leaf(collective, schedule, dtype, length):
+    """What one device gives."""
+    shape = (elements(schedule, length),)
+    if collective in STACKED:
+        shape = (length,)
+    elif collective == "execute":
+        shape = (local_rows(schedule.starts), length)
+    elif collective == "scatter":
+        shape = (schedule.chunks, length)
+    return jax.ShapeDtypeStruct((schedule.devices, *shape), dtype)
+
+
+def run(collective, schedule, x):
+    if collective == "execute":
+        return execute(schedule, x, "data", lambda total: total.astype(x.dtype))
+    root = {"root": schedule.devices - 1} if collective in ROOTED else {}
+    return getattr(jaxdp, collective)(x, "data", algorithm=schedule, **root)
+
+
+def compiled(devices, found):
+    def body(leaves):
+        pairs = zip(found, leaves, strict=True)
+        return [run(kind, schedule, x[0])[None] for (kind, schedule, *_), x in pairs]
+
+    with jax.enable_x64(True):
+        mapped = jax.shard_map(
+            body,
+            mesh=targets.mesh("h100", devices),
+            in_specs=P("data"),
+            out_specs=P("data"),
+            check_vma=False,
+        )
+        lowered = jax.jit(mapped).lower([leaf(*case) for case in found])
+        with quietly():
+            return lowered.compile()
+
+
+def by_length(report):
+    """Bytes by link, for each length of a message."""
+    found = collections.defaultdict(collections.Counter)
+    for op in report.collectives:
+        assert op.kind == "collective-permute" and not op.conditional
+        for array in op.arrays:
+            alone = jaxdp.program.CollectiveOp(op.kind, (array,), pairs=op.pairs)
+            for link, size in traffic.links(alone).items():
+                found[array.elements][link] += op.count * size
+    return found
+
+
+def expected(schedule, dtype, length):
+    itemsize = jnp.dtype(dtype).itemsize
+    count = elements(schedule, length)
+    return cost(schedule, count, itemsize, partial_itemsize=max(itemsize, 4))
+
+
+@needs_compiler("h100")
+@pytest.mark.parametrize(
+    ("devices", "dtypes"),
+    [(1, MIXED), (2, MIXED), (3, MIXED), (4, MIXED), (8, ("float32", "bfloat16"))],
+    ids=lambda value: f"n{value}" if isinstance(value, int) else "",
+)
+def test_every_algorithm_sends_what_its_schedule_says(devices, dtypes):
+    found = list(cases(devices, dtypes))
+    report = jaxdp.analyze(compiled(devices, found))
+    sent, received = [0] * devices, [0] * devices
+    messages = by_length(report)
+    for _, schedule, dtype, length in found:
+        counted = expected(schedule, dtype, length)
+        assert messages.pop(length, {}) == counted.link_bytes, schedule
+        for device in range(devices):
+            sent[device] += counted.sent_bytes[device]
+            received[device] += counted.received_bytes[device]
+    assert not messages
+    assert report.sent_bytes == tuple(sent)
+    assert report.received_bytes == tuple(received)
+    assert report.rounds == max(len(schedule.rounds) for _, schedule, *_ in found)
