@@ -15,7 +15,7 @@ EXTRA_STAMP := $(if $(filter $(COMPILING),$(EXP)),.compile,.experiments)
 .PHONY: help experiment experiments test check format bench gpu-check clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  Options: EXP=ring, ARGS="--devices 4 --size-mb 16", PYTHON=python3.12'
 
 experiment: $(VENV)/$(EXTRA_STAMP)  ## run one experiment: make experiment EXP=ring

@@ -45,8 +45,8 @@ from experiments.parts import amp_memory as memory
 from experiments.parts import amp_training as training
 from experiments.parts import amp_underflow as underflow
 from experiments.parts import digits
-from experiments.parts import overlap_target as target
 from experiments.parts.amp_models import size_bytes
+from jaxdp import targets
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -124,7 +124,9 @@ def run(config: Config) -> Result:
 def measure_memory(config: Config) -> tuple[Rows, Rows, str]:
     """What a step keeps; what XLA plans; and why not for an H100."""
     size, rows = (TINY_SIZE, TINY_ROWS) if config.tiny else (IMAGE_SIZE, ROWS)
-    absent = "nothing was compiled for an H100" if config.tiny else target.missing()
+    absent = (
+        "nothing was compiled for an H100" if config.tiny else targets.missing("h100")
+    )
     with show.progress("memory", 1 if absent else 1 + H100_PROGRAMS) as advance:
         kept = memory.kept(config.tiny, size, rows)
         planned = [*memory.planned(rows)]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from experiments.harness import config as harness
 from experiments.harness import show
-from experiments.harness.result import Result
+from experiments.harness.result import Result, Rows
 from experiments.parts import gpu_claims as claims
 from experiments.parts import gpu_figures as figures
 from experiments.parts import gpu_models as models
@@ -39,7 +39,7 @@ from jaxdp.program.perfetto import trace
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DRAWN = (steps.ROOT, steps.RING, "NativeAllReduce 25 MB")  # as timelines
+DRAWN = (steps.ROOT, steps.RING, steps.NATIVE)  # as timelines
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Config(harness.Config):
 def run(config: Config) -> Result:
     """Answers the question."""
     found: list[Step] = []
-    designs = steps.designs(config.devices)
+    designs = steps.designs(config.devices, config.tiny)
     chosen = config.chosen()
     label = f"compiling for {config.devices} x {config.target.upper()}"
     with show.progress(label, len(chosen) * len(designs)) as advance:
@@ -92,9 +92,7 @@ def run(config: Config) -> Result:
         claims=claims.claims(found),
         tables={
             "designs": [steps.row(step) for step in found],
-            "kept_by_the_compiler": [steps.kept(step) for step in found],
-            "memory_by_kind": [steps.memory(step) for step in found],
-            "compute_by_kind": [steps.compute(step) for step in found],
+            **by_model(found),
         },
         figures=draw(config, found),
         programs={step.name: step.program for step in found},
@@ -104,6 +102,19 @@ def run(config: Config) -> Result:
             if step.design_name in DRAWN
         },
     )
+
+
+def by_model(found: list[Step]) -> dict[str, Rows]:
+    """Times, verdicts and memory, a table for each model."""
+    tables = {}
+    for model in dict.fromkeys(step.model.name for step in found):
+        own = [step for step in found if step.model.name == model]
+        tables |= {
+            f"{model}: one step": [steps.times(step) for step in own],
+            f"{model}: kept by the compiler": [steps.kept(step) for step in own],
+            f"{model}: memory of a device": [steps.memory(step) for step in own],
+        }
+    return tables
 
 
 def draw(config: Config, found: list[Step]) -> "dict[str, Figure]":

@@ -39,10 +39,10 @@ from experiments.harness.result import Result, Rows
 from experiments.parts import overlap_figures as figures
 from experiments.parts import overlap_findings as findings
 from experiments.parts import overlap_problem as problem
-from experiments.parts import overlap_target as target
 from experiments.parts import overlap_ways as ways
 from experiments.parts.overlap_findings import Predicted
 from experiments.parts.overlap_streams import Hardware, bounds, estimate
+from jaxdp import targets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -112,7 +112,7 @@ def run(config: Config) -> Result:
         for tau in problem.STALENESS
     }
     times = time_steps(config, [*programs.values()], mesh)
-    absent = target.missing()
+    absent = targets.missing("h100")
     every: list[Predicted] = []
     if absent:
         show.console.print(absent)
@@ -137,7 +137,7 @@ def run(config: Config) -> Result:
 
 def compile_for_h100(config: Config) -> list[Predicted]:
     """Both steps, the late one in every way."""
-    mesh = target.mesh(config.devices)
+    mesh = targets.mesh("h100", config.devices)
     tried = [ways.EXTREMES, ways.EXTREMES if config.tiny else ways.WAYS]
     found = []
     with show.progress("compiling for H100", sum(map(len, tried))) as advance:

@@ -1,6 +1,5 @@
 """`overlap_delay`: schedules read, streams by hand, and what a delay sets free."""
 
-import importlib.metadata
 import math
 import pathlib
 import types
@@ -12,10 +11,10 @@ import jaxdp
 from experiments import overlap_delay
 from experiments.parts import overlap_findings as findings
 from experiments.parts import overlap_problem as problem
-from experiments.parts import overlap_target as target
 from experiments.parts import overlap_ways as ways
 from experiments.parts.overlap_schedule import Done, Kernel, Start, hidden_by, schedule
 from experiments.parts.overlap_streams import Bar, Hardware, bounds, estimate
+from jaxdp import targets
 
 # As XLA prints a step for GPUs: a fusion with a product, one push that runs beside it,
 # one that blocks, a product by cuBLAS, a kernel without any product.
@@ -251,16 +250,6 @@ def test_a_profile_is_made_from_the_same_options():
     assert lowered.asked[2:] == [({"other": 4}, None)]
 
 
-def test_what_is_missing_is_said_with_its_remedy(monkeypatch):
-    monkeypatch.setattr(target, "COMPILER", "no_such_package.compiler")
-    version = importlib.metadata.version("jaxlib")
-    assert target.missing().startswith("XLA's compiler for NVIDIA GPUs is not")
-    assert f"pip install --no-deps jax-cuda12-plugin=={version}" in target.missing()
-    assert "\n" not in target.missing()
-    monkeypatch.setattr(target, "COMPILER", "json.decoder")
-    assert target.missing() == ""
-
-
 @pytest.fixture(scope="module")
 def programs():
     """Both steps, compiled for the devices here."""
@@ -307,8 +296,8 @@ def test_flops_of_a_step(programs):
 def as_if_for_h100(programs):
     """The whole experiment, with CPU devices in the place of GPUs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target, "missing", lambda: "")
-        patch.setattr(target, "mesh", jaxdp.data_mesh)
+        patch.setattr(targets, "missing", lambda target: "")
+        patch.setattr(targets, "mesh", lambda _, devices: jaxdp.data_mesh(devices))
         lowered = [_Lowered(program) for program in programs]
         patch.setattr(problem, "lowered", lambda mesh, tau, sizes: lowered[tau])
         config = overlap_delay.Config(tiny=True, platform="cpu")

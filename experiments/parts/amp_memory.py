@@ -16,12 +16,13 @@ from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 import jaxdp
 from experiments.harness.result import Rows
 from experiments.parts import amp_models as models
-from experiments.parts import overlap_target as target
 from experiments.parts.amp_models import Model, size_bytes
 from experiments.parts.overlap_schedule import Kernel, schedule
 from experiments.parts.overlap_streams import Hardware
+from jaxdp import targets
 from jaxdp.precision import Precision
 from jaxdp.program.memory import Memory, memory_of
+from jaxdp.targets.quiet import quietly
 
 MIB = 2**20
 F32, BF16 = Precision("f32"), Precision("bf16")
@@ -131,7 +132,9 @@ def compiled(model: Model, precision: Precision, rows: int, mesh, **options) -> 
         return train.init(params, model_state=model_state)
 
     state = jax.eval_shape(start, model.params, model.model_state)
-    return train.lower(state, model.batch(rows * mesh.size)).compile(**options)
+    lowered = train.lower(state, model.batch(rows * mesh.size))
+    with quietly():
+        return lowered.compile(**options)
 
 
 def planned(rows: int) -> Rows:
@@ -149,7 +152,7 @@ def planned(rows: int) -> Rows:
 
 def for_h100(image_size: int, rows: int, on_program: Any) -> Rows:
     """What XLA plans for an H100, and how long the kernels of a transformer take."""
-    mesh, found = target.mesh(1), []
+    mesh, found = targets.mesh("h100", 1), []
     for make, sizes in ((models.resnet, (image_size,)), (models.transformer, (2,))):
         for name, precision in (("f32", F32), ("bf16", BF16)):
             model = make(False, precision, True, *sizes)

@@ -11,11 +11,17 @@ from experiments.harness import wording
 from jaxdp import targets
 from jaxdp.prediction import GPU_OPTIONS, Model
 from jaxdp.program import ProgramReport
+from jaxdp.program.held import Holdings
 from jaxdp.program.timeline import Timeline
 from jaxdp.program.verdict import Verdict
 
 MIB = 2**20
-ROOT, RING = "GatherToRoot", "RingAllReduce"
+ROOT, RING, NATIVE = "GatherToRoot", "RingAllReduce", "NativeAllReduce 25 MB"
+TINY = (ROOT, RING, NATIVE)
+SHOWN = ("parameters", "optimizer state", "gradients", "activations", "buckets")
+BUSIEST = (
+    "of the busiest device; link: the busiest, in one direction; rows: over all devices"
+)
 PREDICTED = (
     "bytes and memory: read from the compiled program; times: predicted, see the "
     "experiment's description"
@@ -32,7 +38,7 @@ class Step(NamedTuple):
     report: ProgramReport
     timeline: Timeline
     verdict: Verdict
-    held: Any
+    held: Holdings
 
     @property
     def name(self) -> str:
@@ -42,7 +48,7 @@ class Step(NamedTuple):
     @property
     def held_bytes(self) -> dict[str, int]:
         """What a device holds when it holds most, by kind."""
-        return self.held.kinds
+        return {kind: part.nbytes for kind, part in self.held.parts.items()}
 
     @property
     def slug(self) -> str:
@@ -50,17 +56,18 @@ class Step(NamedTuple):
         return wording.slug(self.name)
 
 
-def designs(devices: int) -> dict[str, jaxdp.Design]:
-    """Every design, by the name of its row."""
-    return {
+def designs(devices: int, tiny: bool = False) -> dict[str, jaxdp.Design]:
+    """Every design, by the name of its row; a few in tiny form."""
+    every = {
         ROOT: jaxdp.GatherToRoot(),
         f"ParameterServer, {devices} servers": jaxdp.ParameterServer(servers=devices),
         RING: jaxdp.RingAllReduce(),
         "recursive doubling": jaxdp.AllReduce("recursive_doubling"),
         "NativeAllReduce": jaxdp.NativeAllReduce(),
-        "NativeAllReduce 25 MB": jaxdp.NativeAllReduce(bucket_cap_mb=25.0),
+        NATIVE: jaxdp.NativeAllReduce(bucket_cap_mb=25.0),
         "LocalSGD, every 8": jaxdp.LocalSGD(sync_every=8),
     }
+    return {name: every[name] for name in (TINY if tiny else every)}
 
 
 def step(
@@ -92,23 +99,37 @@ def step(
 
 
 def row(step: Step) -> dict[str, Any]:
-    """One step, in numbers."""
-    report, timeline = step.report, step.timeline
-    assert report.memory is not None  # GPUs say it
+    """One step, in the numbers that compare designs."""
+    assert step.report.memory is not None  # GPUs say it
     return {
         "model": step.model.name,
         "design": step.design_name,
         "devices": step.devices,
-        "sent_bytes_per_device": max(report.sent_bytes),
-        "busiest_link_bytes": max(report.link_bytes.values(), default=0),
-        "rounds": report.rounds,
-        "peak_bytes_per_device": report.memory.peak_bytes,
-        "compute_ms": 1e3 * timeline.compute_s,
-        "communication_ms": 1e3 * timeline.communication_s,
-        "step_ms": 1e3 * timeline.step_s,
-        "exposed_fraction": timeline.exposed_fraction,
-        "rows per s": step.devices * step.model.rows / timeline.step_s,
+        "sent_bytes_per_device": max(step.report.sent_bytes),
+        "peak_bytes_per_device": step.report.memory.peak_bytes,
+        "step_ms": 1e3 * step.timeline.step_s,
+        "exposed_fraction": step.timeline.exposed_fraction,
         "label": PREDICTED,
+    }
+
+
+def times(step: Step) -> dict[str, Any]:
+    """What the busiest device of one step does, and for how long."""
+    timeline = step.timeline
+    took_s: collections.Counter[str] = collections.Counter()
+    for bar in timeline.bars:
+        if bar.stream == "compute":
+            took_s[bar.kind] += bar.end_s - bar.start_s
+    products_s = took_s["matrix product"] + took_s["convolution"]
+    return {
+        "design": step.design_name,
+        "rounds": step.report.rounds,
+        "link_mb": max(step.report.link_bytes.values(), default=0) / MIB,
+        "products_ms": 1e3 * products_s,
+        "other kernels_ms": 1e3 * took_s["other kernel"],
+        "communication_ms": 1e3 * timeline.communication_s,
+        "rows per s": round(step.devices * step.model.rows / timeline.step_s),
+        "label": BUSIEST,
     }
 
 
@@ -123,7 +144,6 @@ def kept(step: Step) -> dict[str, Any]:
     verdict = step.verdict
     apart = [d for d in verdict.distances if not d.blocking]
     return {
-        "model": step.model.name,
         "design": step.design_name,
         "kept": verdict.kept,
         "buckets asked": verdict.buckets_asked,
@@ -134,25 +154,9 @@ def kept(step: Step) -> dict[str, Any]:
     }
 
 
-def compute(step: Step) -> dict[str, Any]:
-    """What the kernels of the busiest device take, by kind."""
-    took_s: collections.Counter[str] = collections.Counter()
-    for bar in step.timeline.bars:
-        if bar.stream == "compute":
-            took_s[bar.kind] += bar.end_s - bar.start_s
-    kinds = ("matrix product", "convolution", "other kernel")
-    kernels = sum(bar.stream == "compute" for bar in step.timeline.bars)
-    return {
-        "model": step.model.name,
-        "design": step.design_name,
-        "kernels": kernels,
-        **{f"{kind}_ms": 1e3 * took_s[kind] for kind in kinds},
-        "utilisation": step.timeline.utilisation,
-    }
-
-
 def memory(step: Step) -> dict[str, Any]:
     """What a device holds when it holds most, by kind."""
-    held = {f"{kind}_mb": size / MIB for kind, size in step.held_bytes.items()}
-    total = {"all_mb": sum(step.held_bytes.values()) / MIB}
-    return {"model": step.model.name, "design": step.design_name} | total | held
+    held = {f"{kind}_mb": round(step.held_bytes[kind] / MIB) for kind in SHOWN}
+    rest = sum(size for kind, size in step.held_bytes.items() if kind not in SHOWN)
+    total = {"all_mb": round(sum(step.held_bytes.values()) / MIB)}
+    return {"design": step.design_name} | total | held | {"rest_mb": round(rest / MIB)}

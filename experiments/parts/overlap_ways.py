@@ -15,6 +15,7 @@ import jax
 
 from experiments.parts.overlap_schedule import Item, Kernel, Start, schedule
 from experiments.parts.overlap_streams import Hardware
+from jaxdp.targets.quiet import quietly
 
 PERMUTES_COMBINED = "xla_gpu_collective_permute_combine_threshold_bytes"
 ANALYTICAL_MODEL = "xla_gpu_enable_analytical_latency_estimator"
@@ -70,7 +71,8 @@ def scheduled(lowered: jax.stages.Lowered, way: Way, hardware: Hardware) -> Sche
 def _compiled(
     lowered: jax.stages.Lowered, way: Way, options: Mapping[str, Any]
 ) -> Scheduled:
-    program = lowered.compile(compiler_options=dict(options))
+    with quietly():
+        program = lowered.compile(compiler_options=dict(options))
     return Scheduled(way, program, schedule(program.as_text() or ""))
 
 

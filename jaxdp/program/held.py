@@ -185,7 +185,10 @@ def _dims(dims: tuple[int, ...]) -> tuple[int, ...]:
 
 def _name_of(value: Value) -> str:
     """A short name of a temporary: the bucket, or the last operation; and its shape."""
-    scopes = value.op_name.split(";")[0].split("/")
+    name = value.op_name.split(";")[0].replace("\\'", "'")
+    if name.startswith(("state.", "batch")):
+        return f"copy of {_short(name)} {value.shape}"
+    scopes = name.split("/")
     buckets = [scope for scope in scopes if scope.startswith("bucket_")]
     return f"{buckets[-1] if buckets else '/'.join(scopes[-2:])} {value.shape}".strip()
 

@@ -206,11 +206,14 @@ class _Computation:
         """New values, one per array."""
         outside = one.opcode in _OUTSIDE
         names = self.reader.parts(shaped)
+        sources = [v for name in one.operands for v in _flat(self.values.get(name))]
         made = []
         for array, op_name in zip(
             arrays(shaped.shape, shaped.line), names, strict=True
         ):
             nbytes = 0 if outside else array.bytes
+            if not op_name and sources:  # XLA's own copy, in another layout
+                op_name = max(sources, key=lambda value: value.nbytes).op_name
             made.append(
                 Value(nbytes, one.name, op_name, str(array), position, position)
             )

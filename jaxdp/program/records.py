@@ -33,8 +33,8 @@ class Record:
     busy_s: np.ndarray
     op: CollectiveOp | None = None
 
-    def later(self, by_s: float) -> "Record":
-        """The same some time later."""
+    def later(self, by_s: np.ndarray) -> "Record":
+        """The same some time later, which may differ by device."""
         start, end = self.start_s + by_s, self.end_s + by_s
         return dataclasses.replace(self, start_s=start, end_s=end)
 
@@ -75,7 +75,7 @@ def _together(op: CollectiveOp | None, device: int) -> list[int]:
     return sorted({device}.union(*(each for each in members if device in each)))
 
 
-def merged(name: str, turn: list[Record], by_s: float, times: int) -> list[Record]:
+def merged(name: str, turn: list[Record], by_s: np.ndarray, times: int) -> list[Record]:
     """One record a stream for many turns like one, of the kind that takes most."""
     found = []
     for stream in (COMPUTE, COMMUNICATION):

@@ -20,6 +20,7 @@ from jaxdp.program import hlo, logical, traffic, walk, wellformed
 from jaxdp.program.collective import CollectiveOp
 from jaxdp.program.memory import Memory, memory_of
 from jaxdp.program.rounds import critical_rounds
+from jaxdp.program.shapes import quote
 from jaxdp.program.table import table
 
 if TYPE_CHECKING:  # what is computed on demand is imported on demand
@@ -209,7 +210,8 @@ def _text(compiled: Any) -> str:
         # missing from the report, without a word.
         if "is_scheduled=true" in text.split("\n\n")[0]:
             return text.lstrip()
-        given = "HLO text without is_scheduled=true, which XLA has not optimized"
+        header = quote(text.lstrip().partition("\n")[0])
+        given = f"HLO text that is not optimized, without is_scheduled=true in {header}"
     elif isinstance(text, str):
         start = text.lstrip()[:40]
         given = f"text that is not HLO and starts with {start!r}"

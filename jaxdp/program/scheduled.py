@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from jaxdp.program.brackets import split
-from jaxdp.program.collective import CollectiveOp, kind_of, read
+from jaxdp.program.collective import KINDS, CollectiveOp, kind_of, read
 from jaxdp.program.hlo import Instruction, Module
 from jaxdp.program.moved import Computation, called, device_bytes
 from jaxdp.program.products import FREE_CALLS, target_of
@@ -156,8 +156,8 @@ class _Reader:
         elif one.opcode == "conditional":
             branches = (self.items(name) for name in computations_of(one))
             yield Branches(one.name, tuple(branches))
-        elif one.opcode == "fusion" and (found := self._inside(one)):
-            yield from self._fusion(around, one, found)
+        elif one.opcode == "fusion":
+            yield from self._fusion(around, one)
         elif target_of(one) not in FREE_CALLS:
             if base != one.opcode:  # beside other kernels: on the one stream there is
                 shape = split(one.shape[1:-1])[1]
@@ -173,36 +173,26 @@ class _Reader:
             inside = [starts[0]._replace(name=one.name, blocks=blocks)]
         yield from inside
 
-    def _inside(self, fusion: Instruction) -> list[tuple[Instruction, CollectiveOp]]:
-        """Collectives that XLA put into a fusion."""
+    def _fusion(self, around: Computation, fusion: Instruction) -> Iterator[Item]:
+        """A kernel; or what starts or ends a chain; it waits for other collectives."""
         inside = called(self.module, fusion)
-        return [
-            (one, read(self.module, inside, one, kind))
-            for one in inside.values()
-            if (kind := kind_of(one))
-        ]
-
-    def _fusion(
-        self,
-        around: Computation,
-        fusion: Instruction,
-        found: list[tuple[Instruction, CollectiveOp]],
-    ) -> Iterator[Item]:
-        """A fusion with collectives: it waits for them, unless they are in a chain."""
-        (one, op), *_ = found
-        chain = _CHAIN.search(one.line)
-        calls = {target_of(each) for each in called(self.module, fusion).values()}
-        if chain and _ASYNC_START in calls:
-            self.chains[chain[1]] = fusion.name
+        found = [one for one in inside.values() if one.opcode in KINDS]
+        chains = [match[1] for one in found if (match := _CHAIN.search(one.line))]
+        targets = {target_of(one) for one in inside.values()} if chains else ()
+        if _ASYNC_START in targets:
+            op = read(self.module, inside, found[0], found[0].opcode)
+            self.chains[chains[0]] = fusion.name
             yield Start(fusion.name, op, blocks=False)
-        elif chain and _ASYNC_DONE in calls:
-            if chain[1] not in self.chains:
+        elif _ASYNC_DONE in targets:
+            if chains[0] not in self.chains:
                 raise _never_started(fusion)
-            yield Done(fusion.name, self.chains[chain[1]])
+            yield Done(fusion.name, self.chains[chains[0]])
         else:
             yield Kernel(fusion.name, work(self.module, around, fusion))
-            for _, op in () if chain else found:
-                yield Start(fusion.name, op, blocks=True)
+            for one in found:
+                if kind := kind_of(one):  # none if it goes on with one of a chain
+                    op = read(self.module, inside, one, kind)
+                    yield Start(fusion.name, op, blocks=True)
 
     def _loop(self, around: Computation, one: Instruction) -> Loop:
         condition, body = (

@@ -18,7 +18,16 @@ import numpy as np
 from jaxdp.program import transfers
 from jaxdp.program.collective import CollectiveOp
 from jaxdp.program.records import COMMUNICATION, COMPUTE, Record, merged
-from jaxdp.program.scheduled import Branches, Copy, Done, Item, Kernel, Loop, Start
+from jaxdp.program.scheduled import (
+    Branches,
+    Copy,
+    Done,
+    Item,
+    Kernel,
+    Loop,
+    Start,
+    flat,
+)
 from jaxdp.program.work import OTHER
 from jaxdp.targets.hardware import Hardware
 
@@ -102,40 +111,45 @@ class Streams:
             fork.free_s, fork.records = self.free_s.copy(), []
             fork.run(branch)
             tried.append(fork)
-        longest = max(tried, key=lambda fork: fork.free_s.max(axis=1).tolist())
+        longest = max(tried, key=lambda fork: (fork.end_s, fork.free_s[0].max()))
         self.free_s = longest.free_s
         self.records += longest.records
 
     def _loop(self, loop: Loop) -> None:
         """Turn after turn, until a turn takes as long as the one before."""
         self.run(loop.condition)
+        together = _together(loop, self.free_s.shape[1])
         moved = np.full_like(self.free_s, np.nan)
         for turn in range(loop.trips):
             before, first = self.free_s.copy(), len(self.records)
             self.run(loop.body + loop.condition)
             last_moved, moved = moved, self.free_s - before
-            if self._repeats(moved, last_moved):
+            if self._repeats(moved, last_moved, together):
                 self._repeat(loop, first, moved, loop.trips - turn - 1)
                 return
 
-    def _repeats(self, moved: np.ndarray, last_moved: np.ndarray) -> bool:
+    def _repeats(
+        self, moved: np.ndarray, last_moved: np.ndarray, together: list[list[int]]
+    ) -> bool:
         """Whether all later turns are this one, some time later.
 
-        All streams that are in use have moved by the same time, twice, and no other
-        reaches into the next turn.
+        Among devices that wait for each other, all streams that are in use have moved
+        by the same time, twice, and no other reaches into the next turn.
         """
-        used = moved > 0
-        if not used.any():
-            return bool((moved == last_moved).all())
-        by = moved[used]
-        same = np.allclose(by, by[0], rtol=_ROUNDING, atol=0) and np.allclose(
-            moved, last_moved, rtol=_ROUNDING, atol=0
-        )
-        others = self.free_s[~used].max(initial=0.0)
-        return bool(same and others <= self.free_s[used].min())
+        if not np.allclose(moved, last_moved, rtol=_ROUNDING, atol=0):
+            return False
+        for devices in together:
+            by, free = moved[:, devices], self.free_s[:, devices]
+            used = by > 0
+            if used.any() and not (
+                np.allclose(by[used], by.max(), rtol=_ROUNDING, atol=0)
+                and free[~used].max(initial=0.0) <= free[used].min()
+            ):
+                return False
+        return True
 
     def _repeat(self, loop: Loop, first: int, moved: np.ndarray, times: int) -> None:
-        by = float(moved.max())
+        by = moved.max(axis=0)  # [devices]
         turn = self.records[first:]
         if len(turn) * times <= _SHOWN_RECORDS:
             for number in range(1, times + 1):
@@ -155,3 +169,14 @@ class Streams:
     ) -> None:
         took = end_s - start_s
         self.records.append(Record(stream, name, kind, start_s, end_s, took, op))
+
+
+def _together(loop: Loop, devices: int) -> list[list[int]]:
+    """Devices that wait for each other in a loop, directly or through others."""
+    label = np.arange(devices)
+    for item in flat(loop.condition + loop.body):
+        if isinstance(item, Start):
+            for members in item.op.pairs or item.op.groups:
+                labels = label[list(members)]
+                label[np.isin(label, labels)] = labels.min()
+    return [np.flatnonzero(label == each).tolist() for each in np.unique(label)]

@@ -30,6 +30,7 @@ _COMMUNICATING_TARGET = re.compile(
     r"all.?reduce|all.?gather|reduce.?scatter|all.?to.?all|collective|nccl|nvshmem",
     re.IGNORECASE,
 )
+_SECOND_HALVES = ("-done", "-update")
 _CHAIN_TARGETS = ("AsyncCollectiveStart", "AsyncCollectiveDone")
 
 
@@ -77,7 +78,7 @@ def _check_operands(one: Instruction, defined: Mapping[str, Instruction]) -> Non
 
 def _check_computations(one: Instruction, module: Module) -> None:
     opcode = without_stage(one.opcode)
-    first = not one.opcode.endswith(("-done", "-update"))  # which need not repeat them
+    first = not one.opcode.endswith(_SECOND_HALVES)  # which need not repeat them
     if first and (needs := _NEEDS.get(opcode)):
         found = [key for key in needs if one.attributes.get(key)]
         if not found or (opcode in _NEEDS_ALL and len(found) != len(needs)):
@@ -96,12 +97,13 @@ def _check_attributes(one: Instruction) -> None:
             raise _broken(
                 one, f"the custom call {target!r}", "What it moves is not in the text"
             )
-    if opcode in KINDS or opcode in UNCOUNTABLE:
+    second = one.opcode.endswith(_SECOND_HALVES)
+    if not second and (opcode in KINDS or opcode in UNCOUNTABLE):
         return
     if _OF_COLLECTIVES.search(one.line):
         for key in ("replica_groups", "source_target_pairs"):
             if key in one.attributes:
-                raise _broken(one, f"{key} of a {opcode}", "Only a collective has them")
+                raise _broken(one, f"{key} of a {one.opcode}", "It moves nothing")
 
 
 def _check_stages(computation: Mapping[str, Instruction]) -> None:
@@ -112,7 +114,7 @@ def _check_stages(computation: Mapping[str, Instruction]) -> None:
         if one.opcode in _WITHOUT_OPERANDS:
             continue
         used.update(one.operands)
-        if not one.opcode.endswith(("-done", "-update")):
+        if not one.opcode.endswith(_SECOND_HALVES):
             continue
         stage = without_stage(one.opcode)
         if stage in UNCOUNTABLE:

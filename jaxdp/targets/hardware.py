@@ -75,6 +75,7 @@ class Hardware:
     def flops_of(self, dtype: str) -> float:
         """FLOP/s of matrix multiplications whose operands have an element type."""
         known = dict(self.flops_per_s)
+        dtype = "f8" if dtype.startswith("f8") else dtype  # f8e4m3fn, f8e5m2, ...
         for name in (_COMPUTED_AS.get(dtype, dtype), dtype):
             if name in known:
                 return known[name]

@@ -137,7 +137,7 @@ def _used(exported: export.Exported, args: tuple[Any, ...]) -> tuple[Any, ...]:
     kept = [
         leaf
         if place in exported.module_kept_var_idx
-        or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+        or jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
         else jnp.zeros(leaf.shape, leaf.dtype)
         for place, leaf in enumerate(leaves)
     ]

@@ -1,0 +1,37 @@
+"""The hardware that steps are priced on: chips, and what joins them."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from jaxdp import targets
+from jaxdp.targets import Hardware
+
+PCIE, NVLINK = "V100, PCIe", "H100, NVLink"
+ONE_HOST = (PCIE, NVLINK)  # where DataParallel exists: several devices in a host
+DESCRIBED = {
+    PCIE: "8 a host, Ethernet of 10 Gbit/s between hosts",
+    NVLINK: "8 a host, InfiniBand of 400 Gbit/s for each",
+    "100 Gbit/s, 8 a host": "H100 with NVLink, one Ethernet adapter a host",
+    "10 Gbit/s, 8 a host": "H100 with NVLink, one Ethernet adapter a host",
+    "100 Gbit/s, 1 a host": "H100, Ethernet between any two",
+    "10 Gbit/s, 1 a host": "H100, Ethernet between any two",
+}
+
+
+def machines() -> Mapping[str, Hardware]:
+    """All, by name."""
+    found = {PCIE: _v100(), NVLINK: targets.hardware("h100")}
+    for hosted in (8, 1):
+        for gbit in (100, 10):
+            found[f"{gbit} Gbit/s, {hosted} a host"] = targets.hardware(
+                "h100", network_name=f"ethernet-{gbit}g", devices_per_host=hosted
+            )
+    return found
+
+
+def _v100() -> Hardware:
+    """In 16 bits it computes in float16: it has no fast bfloat16, of the same bytes."""
+    given = targets.hardware("v100")
+    rates = dict(given.flops_per_s)
+    rates["bf16"] = rates["f16"]
+    return dataclasses.replace(given, flops_per_s=tuple(rates.items()))
