@@ -41,8 +41,9 @@ from experiments.parts import overlap_findings as findings
 from experiments.parts import overlap_problem as problem
 from experiments.parts import overlap_ways as ways
 from experiments.parts.overlap_findings import Predicted
-from experiments.parts.overlap_streams import Hardware, bounds, estimate
 from jaxdp import targets
+from jaxdp.program.timeline import play
+from jaxdp.targets import Hardware, Link
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,7 +100,14 @@ class Config(harness.Config):
     @property
     def hardware(self) -> Hardware:
         """What its times are predicted for."""
-        return Hardware(link_bytes_per_s=1e9 * self.link_gb_s)
+        h100 = targets.hardware("h100", devices_per_host=self.devices)
+        return _linked(h100, 1e9 * self.link_gb_s)
+
+
+def _linked(hardware: Hardware, bytes_per_s: float) -> Hardware:
+    """Hardware whose devices are joined by another link."""
+    link = Link(name="given", bytes_per_s=bytes_per_s, alpha_s=hardware.link.alpha_s)
+    return dataclasses.replace(hardware, link=link)
 
 
 def run(config: Config) -> Result:
@@ -145,7 +153,7 @@ def compile_for_h100(config: Config) -> list[Predicted]:
             lowered = problem.lowered(mesh, tau, config.sizes)
             for way in tried[tau]:
                 each = ways.scheduled(lowered, way, config.hardware)
-                step = estimate(each.items, config.devices, config.hardware)
+                step = play(each.items, config.devices, config.hardware)
                 found.append(Predicted(tau, *each, step))
                 advance()
     return found
@@ -173,18 +181,17 @@ def time_steps(
 def draw(config: Config, chosen: Sequence[Predicted]) -> "dict[str, Figure]":
     """Step times by bandwidth; with a compiler, both streams too."""
     n, sizes, hardware = config.devices, config.sizes, config.hardware
-    compute_s = sizes.step_flops / hardware.flops_per_s
+    compute_s = sizes.step_flops / hardware.flops_of("bf16")
     kernels = "matrix multiplications alone"
     if chosen:
         compute_s, kernels = chosen[0].step.compute_s, "all kernels"
 
     def bound(which: int, link: float) -> float:
-        at = dataclasses.replace(hardware, link_bytes_per_s=link)
-        return bounds(compute_s, sizes.gradient_bytes, n, at)[which]
+        at = _linked(hardware, link)
+        return problem.bounds(compute_s, sizes.gradient_bytes, n, at)[which]
 
     def predicted(step: Predicted, link: float) -> float:
-        at = dataclasses.replace(hardware, link_bytes_per_s=link)
-        return estimate(step.items, n, at).step_s
+        return play(step.items, n, _linked(hardware, link)).step_s
 
     names = ("computation + communication", "the longer of both")
     drawn = {
@@ -201,6 +208,6 @@ def draw(config: Config, chosen: Sequence[Predicted]) -> "dict[str, Figure]":
         drawn[STREAMS] = figures.both_streams(
             STREAMS,
             f"predicted for {n} H100 at {config.link_gb_s:g} GB/s; a line: next step",
-            [(step.name, step.step) for step in chosen],
+            chosen,
         )
     return drawn

@@ -17,7 +17,7 @@ from jaxdp.program import analyze
 from tests.modules import NAMES, module_text
 
 SMALL = [name for name in NAMES if len(module_text(name)) < 130_000]
-ROUNDS = 60  # mutations of each module
+ROUNDS = 30  # mutations of each module, shared by the kinds of mutation
 
 COLLECTIVE = re.compile(
     r"^ *(?:ROOT )?%?(?P<name>\S+) = (?P<shape>.*?) (?P<kind>all-reduce|reduce-scatter|"
@@ -101,7 +101,11 @@ def on_a_line(change):
             for i, line in enumerate(lines)
             if COLLECTIVE.match(line) or re.search(r" (while|conditional|call)\(", line)
         ]
-        at = random.choice(heavy) if random.random() < 0.5 else random.randrange(len(lines))
+        at = (
+            random.choice(heavy)
+            if random.random() < 0.5
+            else random.randrange(len(lines))
+        )
         lines[at] = change(lines[at], random)
         return "\n".join(lines)
 

@@ -229,7 +229,9 @@ def test_a_loop_of_no_turns_asks_once():
 RINGS = {
     "all-reduce": ("all-reduce", 4, 4000, _machine(4), (6, 10e-6, 1000 / 450e9)),
     "padded": ("all-reduce", 3, 4000, _machine(4), (4, 10e-6, 1334 / 450e9)),
-    "reduce-scatter": ("reduce-scatter", 4, 4000, _machine(4), (3, 10e-6, 1000 / 450e9)),
+    "reduce-scatter": (
+        "reduce-scatter", 4, 4000, _machine(4), (3, 10e-6, 1000 / 450e9)
+    ),
     "all-gather": ("all-gather", 4, 1000, _machine(4), (3, 10e-6, 1000 / 450e9)),
     "all-to-all": ("all-to-all", 4, 4000, _machine(4), (3, 10e-6, 1000 / 450e9)),
     "broadcast": (
@@ -273,7 +275,7 @@ def test_pairs_that_cross_one_adapter_share_it():
     assert seconds(apart, _machine(2, shared=True)) == pytest.approx(one, rel=1e-12)
 
 
-def _module_of(schedule, length=1000):
+def _text_of(schedule, length=1000) -> str:
     """One collective, compiled for devices here."""
     mesh = jaxdp.data_mesh(schedule.devices)
     run = jax.shard_map(
@@ -285,7 +287,7 @@ def _module_of(schedule, length=1000):
     )
     rows = schedule.devices * local_rows(schedule.starts)
     given = jax.ShapeDtypeStruct((rows, length), jnp.float32)
-    return jax.jit(run).lower(given).compile().as_text()
+    return jax.jit(run).lower(given).compile().as_text() or ""
 
 
 ONE_AFTER_ANOTHER = {
@@ -312,7 +314,7 @@ HOSTS = {
 @pytest.mark.parametrize("name", ONE_AFTER_ANOTHER)
 def test_programs_that_only_communicate_take_what_their_schedule_costs(name, devices):
     schedule = ONE_AFTER_ANOTHER[name](devices)
-    module = hlo.parse(_module_of(schedule))
+    module = hlo.parse(_text_of(schedule))
     elements = 1000 * schedule.chunks
     for per_host in {each(devices) for each in HOSTS.values()}:
         for shared in (False, True):
@@ -349,7 +351,7 @@ def _in_order(transfers, devices, machine, size):
 
 
 @pytest.mark.parametrize(
-    ("devices", "servers"), [(4, 2), (4, 3), (8, 3), (8, 5), (8, 8)]
+    ("devices", "servers"), [(4, 2), (4, 3), (8, 3), (8, 5), (8, 7)]
 )
 @pytest.mark.parametrize("dedicated", [False, True], ids=["work too", "dedicated"])
 def test_transfers_of_one_round_take_the_order_that_xla_gives_them(
@@ -358,10 +360,8 @@ def test_transfers_of_one_round_take_the_order_that_xla_gives_them(
     # Of a round with several transfers, the cost of a schedule counts what the busiest
     # device is busy for. In a program a device also waits for others that are busy,
     # and nothing keeps a round from starting before all have ended the last.
-    if dedicated and servers == devices:
-        pytest.skip("nobody would work")
     schedule = algorithms.sharded_servers(devices, servers, dedicated)
-    text = _module_of(schedule)
+    text = _text_of(schedule)
     found = re.findall(r"source_target_pairs=\{(\{.*?\})\}", text)
     order = [
         [tuple(map(int, p.split(","))) for p in re.findall(r"[\d,]*\d", x)]
@@ -390,7 +390,7 @@ def test_native_collectives_of_compiled_programs():
 
     run = jax.shard_map(both, mesh=mesh, in_specs=P("data"), out_specs=P())
     given = jax.ShapeDtypeStruct((64, 25), jnp.float32)
-    module = hlo.parse(jax.jit(run).lower(given).compile().as_text())
+    module = hlo.parse(jax.jit(run).lower(given).compile().as_text() or "")
     found = replay(module, _machine(4))
     # 16 rows of 100 bytes are scattered in 4 chunks of 400; 4 rows are summed in chunks
     # of 100.
@@ -515,7 +515,9 @@ def test_timelines_of_real_programs(name):
     assert 0 <= found.exposed_s <= found.communication_s * (1 + 1e-9)
     for stream in ("compute", "communication"):
         bars = [bar for bar in found.bars if bar.stream == stream]
-        assert all(a.end_s <= b.start_s for a, b in zip(bars, bars[1:], strict=False))
+        order = [time for bar in bars for time in (bar.start_s, bar.end_s)]
+        # Rounding, where a turn of a loop is a copy of another.
+        assert min(np.diff(order)) > -1e-12
         busy = math.fsum(bar.end_s - bar.start_s for bar in bars)
         assert busy == pytest.approx(getattr(found, f"{stream}_s"), rel=1e-9)
     assert found.unknown_calls == ()
@@ -628,7 +630,7 @@ def test_programs_that_cannot_be_replayed(name):
 
 
 def test_an_unknown_target():
-    with pytest.raises(ValueError, match="'h1000'.*h100"):
+    with pytest.raises(ValueError, match=r"'h1000'.*h100"):
         replay(hlo.parse(TEXT), "h1000")
 
 
@@ -705,9 +707,9 @@ def test_a_figure_of_a_few_bars(timeline):
         *("compute", "exposed", "communication")
     ]
     (step,) = axes.lines
-    assert step.get_xdata()[0] == pytest.approx(1e6 * timeline.step_s)
+    assert np.asarray(step.get_xdata())[0] == pytest.approx(1e6 * timeline.step_s)
     (exposed,) = (c for c in axes.collections if c.get_gid() == "exposed")
-    widths = [np.ptp(path.vertices[:, 0]) for path in exposed.get_paths()]
+    widths = [np.ptp(np.asarray(path.vertices)[:, 0]) for path in exposed.get_paths()]
     assert sum(widths) == pytest.approx(1e6 * timeline.exposed_s)
 
 
@@ -723,7 +725,8 @@ def test_a_figure_of_many_bars(timeline):
     product, exposed = axes.collections
     assert (product.get_gid(), exposed.get_gid()) == ("matrix product", "exposed")
     heights = [
-        np.ptp(each.get_paths()[0].vertices[:, 1]) for each in (product, exposed)
+        np.ptp(np.asarray(each.get_paths()[0].vertices)[:, 1])
+        for each in (product, exposed)
     ]
     assert heights == pytest.approx([0.8 / 4, 0.4 * 3 / 4])  # of lanes of 0.8 and 0.4
     assert "height: the share of the time" in {

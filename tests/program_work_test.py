@@ -1,5 +1,7 @@
 """FLOPs and bytes of kernels: by hand, and beside XLA's own count."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -413,7 +415,7 @@ def _attention(params, x):
     return jnp.mean(jnp.einsum("bhst,bthe->bshe", weights, v) ** 2)
 
 
-def _compiled(loss, params, x):
+def _compiled(loss, params, x) -> Any:
     def step(params, x):
         gradients = jax.grad(loss)(params, x)
         return optax.apply_updates(params, jax.tree.map(lambda g: -0.1 * g, gradients))

@@ -17,8 +17,6 @@ import jaxdp
 from experiments.harness.result import Rows
 from experiments.parts import amp_models as models
 from experiments.parts.amp_models import Model, size_bytes
-from experiments.parts.overlap_schedule import Kernel, schedule
-from experiments.parts.overlap_streams import Hardware
 from jaxdp import targets
 from jaxdp.precision import Precision
 from jaxdp.program.memory import Memory, memory_of
@@ -34,8 +32,6 @@ KEPT = (
 )
 # XLA's search for tiles of its Triton kernels needs the GPU, or fails on some shapes.
 H100_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
-# JAX multiplies float32 in TF32 there: half of what bfloat16 reaches.
-SPEEDS = {"f32": Hardware(flops_per_s=0.5 * 494.5e12), "bf16": Hardware()}
 
 
 def kept(tiny: bool, image_size: int, rows: int) -> Rows:
@@ -151,7 +147,7 @@ def planned(rows: int) -> Rows:
 
 
 def for_h100(image_size: int, rows: int, on_program: Any) -> Rows:
-    """What XLA plans for an H100, and how long the kernels of a transformer take."""
+    """What XLA plans for an H100, and how long its kernels take."""
     mesh, found = targets.mesh("h100", 1), []
     for make, sizes in ((models.resnet, (image_size,)), (models.transformer, (2,))):
         for name, precision in (("f32", F32), ("bf16", BF16)):
@@ -163,14 +159,9 @@ def for_h100(image_size: int, rows: int, on_program: Any) -> Rows:
             assert memory is not None
             row = {"step": f"H100, {model.name}, {name}", "target": "H100"}
             row |= {"model": model.name, "way": name} | _memory(memory)
-            row |= {"predicted_ms": None}
-            if make is models.transformer:
-                kernels = [
-                    i for i in schedule(program.as_text()) if isinstance(i, Kernel)
-                ]
-                took_s = sum(map(SPEEDS[name].kernel_s, kernels))
-                row["predicted_ms"] = 1e3 * took_s
-            found.append(row)
+            # JAX multiplies float32 in TF32 there: half of what bfloat16 reaches.
+            took_s = jaxdp.analyze(program).timeline("h100").compute_s
+            found.append(row | {"predicted_ms": 1e3 * took_s})
             on_program()
     return found
 

@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.harness import plots
-from experiments.parts import overlap_streams as streams
-from experiments.parts.overlap_streams import Estimate
+from experiments.parts.overlap_findings import PULL, PUSH, Predicted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LINKS_GB_S = (12.5, 900.0)  # 100 Gbit/s Ethernet to the NVLink of the next generation
 COLOURS = {
-    streams.MATMUL: "#0072B2",
-    streams.OTHER: "#56B4E9",
-    streams.PUSH: "#D55E00",
-    streams.PULL: "#E69F00",
+    "matrix product": "#0072B2",
+    "other kernel": "#56B4E9",
+    PUSH: "#D55E00",
+    PULL: "#E69F00",
 }
 STYLES: tuple[dict[str, Any], ...] = (
     {"color": "#D55E00", "linestyle": "--"},
@@ -67,29 +66,28 @@ def by_bandwidth(
     return figure
 
 
-def both_streams(
-    title: str, note: str, steps: Sequence[tuple[str, Estimate]]
-) -> "Figure":
+def both_streams(title: str, note: str, steps: Sequence[Predicted]) -> "Figure":
     """Draws what the two streams of the server do in a step, one step below another."""
     size = (9.0, 0.95 * len(steps) + 1.5)
     figure, axes = plots.plot(title, "time in the step (ms)", "", note, size)
     places, labels = [], []
-    for row, (name, step) in enumerate(steps):
-        lanes = {streams.COMPUTE: 2.6 * row, streams.COMMUNICATION: 2.6 * row + 1}
+    for row, predicted in enumerate(steps):
+        step, directions = predicted.step, predicted.directions
+        lanes = {"compute": 2.6 * row, "communication": 2.6 * row + 1}
         for bar in step.bars:
             axes.barh(
                 lanes[bar.stream],
                 1e3 * (bar.end_s - bar.start_s),
                 0.84,
                 1e3 * bar.start_s,
-                color=COLOURS[bar.kind],
+                color=COLOURS[directions.get(bar.name, bar.kind)],
                 edgecolor="white",
                 linewidth=0.5,
             )
         places += lanes.values()
-        labels += [f"{name}: {streams.COMPUTE}", streams.COMMUNICATION]
+        labels += [f"{predicted.name}: compute", "communication"]
         end = {"color": plots.INK, "linewidth": 1.2}
-        low, high = lanes[streams.COMPUTE] - 0.5, lanes[streams.COMMUNICATION] + 0.5
+        low, high = lanes["compute"] - 0.5, lanes["communication"] + 0.5
         axes.plot([1e3 * step.step_s] * 2, [low, high], **end)
     axes.set_yticks(places, labels, fontsize=8)
     axes.set_ylim(max(places) + 0.7, -0.7)

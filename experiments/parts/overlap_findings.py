@@ -8,12 +8,13 @@ from typing import Any
 import jax
 
 from experiments.harness.result import Claim, Rows
-from experiments.parts.overlap_schedule import Item, Start, hidden_by
-from experiments.parts.overlap_streams import SERVER, Estimate
 from experiments.parts.overlap_ways import DEFAULT, LEGEND, Way
 from jaxdp.program.dependence import dependence as read_dependence
+from jaxdp.program.scheduled import Done, Item, Kernel, Start
+from jaxdp.program.timeline import Timeline
 
 LATE = "τ = 1"
+SERVER, PUSH, PULL = 0, "push", "pull"
 CARRIES = 1024  # bytes; a transfer of less is a loss, not gradients or parameters
 
 
@@ -25,12 +26,23 @@ class Predicted:
     way: Way
     program: jax.stages.Compiled
     items: tuple[Item, ...]
-    step: Estimate
+    step: Timeline
 
     @property
     def name(self) -> str:
         """How tables and figures call it."""
         return f"τ = {self.max_staleness}, {self.way.name}"
+
+    @property
+    def hidden(self) -> float:
+        """The share of communication that adds nothing to the step."""
+        return 1 - self.step.exposed_fraction
+
+    @property
+    def directions(self) -> dict[str, str]:
+        """Whether a transfer pushes or pulls, by name."""
+        starts = [item for item in self.items if isinstance(item, Start)]
+        return {start.name: _direction(start) for start in starts}
 
     @cached_property
     def waiting(self) -> int:
@@ -55,11 +67,23 @@ def dependence(name: str, compiled: jax.stages.Compiled) -> dict[str, Any]:
     }
 
 
+def hidden_by(items: Sequence[Item]) -> dict[str, tuple[str, ...]]:
+    """For each transfer the matrix multiplications between its start and its done."""
+    done_at = {i.start: at for at, i in enumerate(items) if isinstance(i, Done)}
+    found = {}
+    for at, item in enumerate(items):
+        if isinstance(item, Start):
+            until = at if item.blocks else done_at[item.name]
+            kernels = [i for i in items[at:until] if isinstance(i, Kernel)]
+            found[item.name] = tuple(k.name for k in kernels if k.work.flops)
+    return found
+
+
 def row(predicted: Predicted) -> dict[str, Any]:
     """One way to compile a step: what XLA did, and what the step takes."""
     step, beside = predicted.step, hidden_by(predicted.items)
     starts = [item for item in predicted.items if isinstance(item, Start)]
-    starts = [item for item in starts if item.bytes >= CARRIES]
+    starts = [item for item in starts if item.op.bytes >= CARRIES]
     return {
         "step": predicted.name,
         "async": f"{sum(not s.blocks for s in starts)} of {len(starts)}",
@@ -69,7 +93,7 @@ def row(predicted: Predicted) -> dict[str, Any]:
         "transfers_ms": 1e3 * step.communication_s,
         "exposed_ms": 1e3 * step.exposed_s,
         "step_ms": 1e3 * step.step_s,
-        "hidden": round(step.hidden, 3),
+        "hidden": round(predicted.hidden, 3),
         "label": LEGEND,
     }
 
@@ -93,7 +117,7 @@ def beside(chosen: Sequence[Predicted]) -> Rows:
     for each in chosen:
         found = hidden_by(each.items)
         starts = [item for item in each.items if isinstance(item, Start)]
-        large = [start for start in starts if start.bytes >= CARRIES]
+        large = [start for start in starts if start.op.bytes >= CARRIES]
         columns[each.name] = {_transfer(i): len(found[i.name]) for i in large}
     return [
         {"transfer": transfer, **{name: of[transfer] for name, of in columns.items()}}
@@ -117,7 +141,7 @@ def claim(dependences: Rows, chosen: Sequence[Predicted], absent: str) -> Claim:
         claim="Asynchrony raises the compute-to-communication ratio (workers never "
         "wait)",
         expected=1.0 if chosen else "all transfers may overlap",
-        measured=chosen[-1].step.hidden if chosen else _allowed(best),
+        measured=chosen[-1].hidden if chosen else _allowed(best),
         unit="of communication hidden at a delay of 1, predicted" if chosen else "",
         verdict="partly" if _free(best) else "refuted",
         why="A step computes and sends as much with a delay as without: the ratio "
@@ -169,6 +193,9 @@ def _exposed(predicted: Predicted) -> str:
 
 def _transfer(start: Start) -> str:
     """A transfer in words, the same however the program was compiled."""
-    pairs = ", ".join(f"{source} → {target}" for source, target in start.pairs)
-    direction = "pull" if start.pairs[0][0] == SERVER else "push"
-    return f"{direction} {pairs}"
+    pairs = ", ".join(f"{source} → {target}" for source, target in start.op.pairs)
+    return f"{_direction(start)} {pairs}"
+
+
+def _direction(start: Start) -> str:
+    return PULL if start.op.pairs[0][0] == SERVER else PUSH

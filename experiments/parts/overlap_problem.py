@@ -6,13 +6,14 @@ and pulls the gradients of the step before, and computes its own beside that.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 import jaxdp
+from jaxdp.targets import Hardware
 from jaxdp.training import DataParallel
 
 STALENESS = (0, 1)
@@ -38,6 +39,28 @@ class Sizes:
         The first layer's needs no gradient of its input.
         """
         return (3 * self.layers - 1) * 2 * self.rows * self.width**2
+
+
+class Bounds(NamedTuple):
+    """Step times in seconds: one after the other, and side by side."""
+
+    synchronous_s: float
+    overlapped_s: float
+
+
+def bounds(
+    compute_s: float, size_bytes: int, devices: int, hardware: Hardware
+) -> Bounds:
+    """The step times that dependences allow.
+
+    Args:
+        compute_s: What kernels take.
+        size_bytes: Φ, which the server receives from and sends to each of the others.
+        devices: N.
+        hardware: Whose link carries it.
+    """
+    communication_s = 2 * (devices - 1) * hardware.link.transfer_s(size_bytes)
+    return Bounds(compute_s + communication_s, max(compute_s, communication_s))
 
 
 def loss_fn(params: dict[str, jax.Array], batch: dict[str, jax.Array]) -> jax.Array:

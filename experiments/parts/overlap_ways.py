@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.parts.overlap_schedule import Item, Kernel, Start, schedule
-from experiments.parts.overlap_streams import Hardware
+from jaxdp.program import hlo, transfers
+from jaxdp.program.scheduled import Item, Kernel, Start, schedule
+from jaxdp.targets import Hardware
 from jaxdp.targets.quiet import quietly
 
 PERMUTES_COMBINED = "xla_gpu_collective_permute_combine_threshold_bytes"
@@ -73,15 +74,15 @@ def _compiled(
 ) -> Scheduled:
     with quietly():
         program = lowered.compile(compiler_options=dict(options))
-    return Scheduled(way, program, schedule(program.as_text() or ""))
+    return Scheduled(way, program, schedule(hlo.parse(program.as_text() or "")))
 
 
 def profile(items: Sequence[Item], hardware: Hardware) -> str:
     """What every instruction takes, as XLA reads it."""
     costs = {
-        item.name: hardware.kernel_s(item)
+        item.name: hardware.kernel_s(item.work.flops, item.work.bytes)
         if isinstance(item, Kernel)
-        else hardware.transfer_s(item.bytes)
+        else transfers.seconds(item.op, hardware)
         for item in items
         if isinstance(item, Kernel | Start)
     }

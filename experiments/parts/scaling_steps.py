@@ -14,10 +14,11 @@ import jax
 import numpy as np
 
 import jaxdp
-from jaxdp import algorithms, prediction, targets
+from jaxdp import algorithms, targets
 from jaxdp.cost import native_s, time_s
 from jaxdp.jaxprs import opened
 from jaxdp.prediction import GPU_OPTIONS, Model
+from jaxdp.prediction.links import spread
 from jaxdp.program import ProgramReport, analyze
 from jaxdp.program.messages import Message, messages
 from jaxdp.schedule import Schedule
@@ -98,14 +99,14 @@ def all_reduce(step: Step, machine: Hardware, counts: Sequence[int]) -> list[Pri
         machine: What it runs on.
         counts: Numbers of devices.
     """
-    timeline = step.report.timeline(prediction.spread(machine, step.devices, None))
+    timeline = step.report.timeline(spread(machine, step.devices, None))
     known = [timeline.compute_s, timeline.communication_s, timeline.exposed_s]
     compute_s, communication_s, exposed_s = known
     share = max(0.0, 1 - exposed_s / communication_s) if communication_s else 0.0
     found = []
     for n in counts:
         if n != step.devices:
-            hosts = prediction.spread(machine, n, None)
+            hosts = spread(machine, n, None)
             communication_s = sum(_message_s(each, n, hosts) for each in step.sent)
             exposed_s = communication_s - min(share * communication_s, compute_s)
         else:
@@ -130,7 +131,7 @@ def data_parallel(
     """
     found = []
     for n in counts:
-        hosts = prediction.spread(machine, n, None)
+        hosts = spread(machine, n, None)
         star_s = time_s(algorithms.star(n), elements, 4, hosts)
         found.append(_in_ms(n, compute_s, star_s, star_s))
     return found

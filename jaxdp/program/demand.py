@@ -2,11 +2,11 @@
 
 XLA fuses what makes an array into what takes a part of it, and then computes that part
 alone. So elements are counted backwards, from what each result needs: an element of an
-elementwise result needs one of each operand, a slice needs as many as it has, a sum over
-an axis needs all that it adds up. Which elements they are is not followed: two halves
-are taken for different ones, and a part of joined arrays for a part of each. But a part
-whose place is only known at run time may lie in any one of them: it counts for each, so
-that the device that reads most is counted, such as the root of a star.
+elementwise result needs one of each operand, a slice needs as many as it has, a sum
+over an axis needs all that it adds up. Which elements they are is not followed: two
+halves are taken for different ones, and a part of joined arrays for a part of each. But
+a part whose place is only known at run time may lie in any one of them: it counts for
+each, so that the device that reads most is counted, such as the root of a star.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,9 +17,9 @@ from jaxdp.program.shapes import arrays
 
 Computation = Mapping[str, Instruction]
 _NOTHING = ("parameter", "constant", "iota", "partition-id", "replica-id")
-_TAKES = ("slice", "dynamic-slice", "gather")
+TAKES = ("slice", "dynamic-slice", "gather")
+UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is the update
 _ANYWHERE = ("dynamic-slice", "gather")
-_UPDATES = ("dynamic-update-slice", "scatter")
 
 
 def elements_needed(computation: Computation) -> Mapping[str, float]:
@@ -51,9 +51,9 @@ def _passed_on(
 ) -> Iterator[tuple[str, float]]:
     """What an instruction needs of its operands for a share of its result."""
     for place, operand in enumerate(instruction.operands):
-        if place == 0 and instruction.opcode in _TAKES:
+        if place == 0 and instruction.opcode in TAKES:
             yield operand, share * sizes[instruction.name]
-        elif place == 0 and instruction.opcode in _UPDATES:
+        elif place == 0 and instruction.opcode in UPDATES:
             yield operand, 0.0  # it is updated in place
         else:
             yield operand, share * sizes[operand]

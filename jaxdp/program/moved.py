@@ -3,16 +3,19 @@
 Every operand is read once and every result written once, at the boundary of a kernel:
 what is inside a fusion stays on chip. Except that
 
-    a slice or gather          reads only what it takes, also inside a fusion
+    a slice or gather          reads only what it takes
+    a fusion                   reads only what its results are made of (see `demand`)
     an update in place         reads and writes only the update
     a library's workspace      is not counted
     on-chip memory (TPU)       is not counted: XLA places arrays there as S(1)
 """
 
 import functools
+import math
 import re
 from collections.abc import Mapping
 
+from jaxdp.program.demand import TAKES, UPDATES, elements_needed
 from jaxdp.program.hlo import Instruction, Module
 from jaxdp.program.products import target_of
 from jaxdp.program.shapes import Array, arrays, quote
@@ -20,8 +23,6 @@ from jaxdp.program.shapes import Array, arrays, quote
 _PIECE = re.compile(r"[a-z]\w*\[[^\]]*\](?:\{[^}]*\})?")
 _SPACE = re.compile(r"\{[^}]*S\((\d+)\)")
 _DEVICE, _HOST = "0", "5"
-_TAKES = ("slice", "dynamic-slice", "gather")
-_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is the update
 # An element of the result is an element of the operand.
 _PASSES = ("bitcast", "convert", "copy", "reshape", "transpose")
 # Faster than all attributes, and a fusion or call has no other.
@@ -39,13 +40,14 @@ def moved_bytes(
             of the host: no link to it is known.
     """
     size = 0
-    for place, name in enumerate(instruction.operands):
+    taken = _taken(module, instruction)
+    for name, elements in zip(instruction.operands, taken, strict=True):
         given = _operand(computation, name, instruction)
-        whole = device_bytes(given.shape, instruction.line)
-        if whole and (taken := _taken(module, instruction, place)) is not None:
-            (array,) = _device_arrays(given.shape, instruction.line)
-            whole = min(whole, taken * array.bits // 8)
-        size += whole
+        read = device_bytes(given.shape, instruction.line)
+        if read and elements < math.inf:
+            bits = max(a.bits for a in _device_arrays(given.shape, instruction.line))
+            read = min(read, -(-int(elements) * bits // 8))
+        size += read
     return size + _written(module, computation, instruction)
 
 
@@ -85,41 +87,27 @@ def called(module: Module, instruction: Instruction) -> Computation:
     return module.computations[match[1]]
 
 
-def _taken(module: Module, user: Instruction, place: int) -> int | None:
-    """How many elements an instruction reads of an operand; None for all of them."""
-    if user.opcode in _TAKES and place == 0:
-        return arrays(user.shape, user.line)[0].elements
-    if user.opcode in _UPDATES and place == 0:
-        return 0
-    if user.opcode == "fusion":
+def _taken(module: Module, user: Instruction) -> list[float]:
+    """How many elements an instruction reads of each operand, at most."""
+    taken = [math.inf] * len(user.operands)
+    if user.opcode in TAKES:
+        taken[0] = arrays(user.shape, user.line)[0].elements
+    elif user.opcode in UPDATES:
+        taken[0] = 0
+    elif user.opcode == "fusion":
         inner = called(module, user)
-        for instruction in inner.values():
-            if instruction.opcode == "parameter" and f"({place})" in instruction.line:
-                return _taken_of(module, inner, instruction.name)
-    return None
-
-
-def _taken_of(module: Module, inner: Computation, name: str) -> int | None:
-    """How many elements a computation reads of one of its instructions' results."""
-    total = 0
-    for user in inner.values():
-        if user.opcode in ("parameter", "constant"):
-            continue
-        for place in (p for p, operand in enumerate(user.operands) if operand == name):
-            if user.opcode in _PASSES and "ROOT " not in user.line:
-                taken = _taken_of(module, inner, user.name)
-            else:
-                taken = _taken(module, user, place)
-            if taken is None:
-                return None
-            total += taken
-    return total
+        needed = elements_needed(inner)
+        for name, instruction in inner.items():
+            if instruction.opcode == "parameter":
+                place = int(instruction.line[instruction.start + 1 :].partition(")")[0])
+                taken[place] = math.ceil(needed[name])
+    return taken
 
 
 def _written(module: Module, computation: Computation, one: Instruction) -> int:
     """What an instruction writes: an update in place alone, or its whole result."""
-    if one.opcode in _UPDATES:
-        update = _operand(computation, one.operands[_UPDATES[one.opcode]], one)
+    if one.opcode in UPDATES:
+        update = _operand(computation, one.operands[UPDATES[one.opcode]], one)
         (array,) = arrays(update.shape, one.line)
         read_too = one.opcode == "scatter"  # it adds to what is there
         in_place = _device_arrays(one.shape, one.line)
@@ -148,7 +136,7 @@ def _written_by_root(
     for piece, result in zip(pieces, results, strict=True):
         made = _behind(inner, result)
         whole = device_bytes(piece, root.line)
-        if made.opcode in _UPDATES and _is_given(inner, made):
+        if made.opcode in UPDATES and _is_given(inner, made):
             whole = min(whole, _written(module, inner, made))
         size += whole
     return size

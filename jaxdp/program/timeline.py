@@ -21,7 +21,7 @@ from jaxdp.program.records import (
     busy_s,
     critical_path,
 )
-from jaxdp.program.scheduled import Kernel, flat, schedule
+from jaxdp.program.scheduled import Item, Kernel, flat, schedule
 from jaxdp.program.streams import Streams
 from jaxdp.targets.hardware import Hardware, hardware
 
@@ -152,12 +152,21 @@ def replay(module: Module, hardware: Hardware | str) -> Timeline:
         ValueError: An unknown target; a loop whose trip count, or a product whose FLOPs
             the text does not say; a collective that cannot be read.
     """
-    machine = _hardware(hardware)
-    items = schedule(module)
-    streams = Streams(module.devices, machine)
+    return play(schedule(module), module.devices, _hardware(hardware))
+
+
+def play(items: tuple[Item, ...], devices: int, hardware: Hardware) -> Timeline:
+    """Predicts one run of a schedule that was read before.
+
+    Args:
+        items: From `jaxdp.program.scheduled.schedule`.
+        devices: How many issue them.
+        hardware: What runs them.
+    """
+    streams = Streams(devices, hardware)
     streams.run(items)
     busy = {
-        stream: busy_s(streams.records, stream, module.devices)
+        stream: busy_s(streams.records, stream, devices)
         for stream in (COMPUTE, COMMUNICATION)
     }
     device = int(busy[COMMUNICATION].argmax())
@@ -170,7 +179,7 @@ def replay(module: Module, hardware: Hardware | str) -> Timeline:
         device=device,
         bars=tuple(_bars(streams.records, device)),
         critical_path=critical_path(streams.records, streams.end_s),
-        hardware=machine,
+        hardware=hardware,
         unknown_calls=tuple(dict.fromkeys(unknown)),
     )
 
