@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxdp
-from benchmarks import distributing, handwritten
+from benchmarks import analysis, distributing, handwritten
 from benchmarks.pairs import Pair, compare
 from experiments.harness import devices as harness
 
@@ -203,6 +203,7 @@ def main() -> None:
     pairs.append(port_pair(4, 1.05, seconds))
     pairs += [server_pair(devices, 1.05, seconds) for devices in (4, 8)]
     report(pairs)
+    analysis.show()
     print(distributing.missing() or "What distributing costs, by real processes:")
     distributing.show(distributing.rows(seconds))
 

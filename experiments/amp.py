@@ -17,9 +17,9 @@ Expected numbers:
   kept, bf16      ResNet-50 20 % less, transformer 36 % less; all memory 18 and 29 %
   as written      nnx.Embed and nnx.BatchNorm widen: 0 to 3 % of the products in bf16,
                   and memory grows by 3 to 5 %
-  H100            ResNet-50: temporaries 1,494 to 797 MiB, 47 % less; all 41 % less. Two
-                  blocks of the transformer: 35 and 26 % less; kernels 2.6 to 1.5 ms,
-                  predicted
+  H100            ResNet-50: temporaries 1,494 to 797 MiB, 47 % less; all 41 % less;
+                  kernels 6.9 to 4.7 ms, predicted. Two blocks of the transformer: 35
+                  and 26 % less; kernels 2.7 to 1.6 ms
   on the wire     the same bytes: gradients are those of float32 masters; compression to
                   bf16 or fp16 halves them
   time            no gain on CPUs

@@ -10,8 +10,9 @@ the new parameters, one after the other. Under `max_staleness=1` it computes its
 gradients and pushes those of the step before. First, by dependence: what waits for what
 in the compiled program. Second, by the schedule: what XLA starts when, compiled for 8
 H100 (4 layers of 4,096 x 4,096 in bfloat16, Φ = 134 MB, 8,192 rows a device), and how
-long that takes on two streams, at half of 989 TFLOP/s, 3.35 TB/s of memory and NVLink
-of 450 GB/s. Nothing ran on an H100: these times are predictions.
+long that takes on two streams, at half of 989 TFLOP/s, 0.9 of 3.35 TB/s of memory, 2 µs
+or more a kernel and NVLink of 450 GB/s: one step from idle devices. Nothing ran on an
+H100: these times are predictions.
 
 Expected numbers, for N = 8 devices:
   τ = 0            all 14 transfers wait for matrix multiplications: nothing overlaps
@@ -207,7 +208,7 @@ def draw(config: Config, chosen: Sequence[Predicted]) -> "dict[str, Figure]":
     if chosen:
         drawn[STREAMS] = figures.both_streams(
             STREAMS,
-            f"predicted for {n} H100 at {config.link_gb_s:g} GB/s; a line: next step",
+            f"predicted for {n} H100 at {config.link_gb_s:g} GB/s; a line: its end",
             chosen,
         )
     return drawn

@@ -26,7 +26,7 @@ Expected numbers, for Φ bytes of gradients, by closed form:
   time, one server / ring     61 at N = 64 for ResNet-50 on 10 Gbit/s: predicted
 
 XLA's own all-reduce leaves links to the runtime: it is counted as the ring that NCCL
-makes. Times are predicted by the α-β cost of the schedules; nothing is timed here.
+makes. Times are predicted by the cost of the schedules; nothing is timed here.
 """
 
 import dataclasses
@@ -54,7 +54,9 @@ MAPPED = 8  # devices of the maps of links
 FEWEST = 4  # with which every design exists
 TINY = (1, 4)
 LARGE = 64  # from here on, what is slow to compile is compiled for one gradient only
-PHI = ", ".join(f"{counts.phi(name):,} bytes ({name} chunks)" for name in counts.GRADIENTS)
+PHI = ", ".join(
+    f"{counts.phi(name):,} bytes ({name} chunks)" for name in counts.GRADIENTS
+)
 STEP = "design", "N", "chunks"
 PER_DEVICE = (
     *STEP,

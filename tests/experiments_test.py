@@ -28,8 +28,8 @@ from jaxdp import algorithms
 from jaxdp.schedule import holdings
 
 NAMES = [
-    *("amp", "compare", "compression", "ddp", "dp", "errors", "memory"),
-    *("overlap_delay", "ps", "ring", "staleness", "uneven"),
+    *("amp", "compare", "compression", "ddp", "dp", "errors", "gpu", "memory"),
+    *("overlap_delay", "ps", "ring", "scaling", "staleness", "traffic", "uneven"),
 ]
 TIMED = [
     "amp",
@@ -53,11 +53,14 @@ CLAIMS = {
         "CA13": "partly",
         "CA14": "refuted",
     },
+    "gpu": {"CB1": "holds", "CA5": "refuted"},
     "memory": {"CA3": "partly", "CA4": "holds", "CA7": "partly", "CA15": "holds"},
     "overlap_delay": {"CB4": "partly"},
     "ps": {"CB2": "holds", "CB6": "holds"},
     "ring": {"CB1": "holds", "CB3": "holds"},
+    "scaling": {"CA5": "refuted", "CA6": "partly"},
     "staleness": {"CB4": "partly", "CB5": "partly"},
+    "traffic": {"CB1": "holds", "CB2": "holds", "CB6": "holds"},
     "uneven": {"A7": "refuted"},
 }
 
@@ -237,6 +240,8 @@ def test_devices_that_are_not_there(count, platform, message):
         ("compare", "--epochs 0", "--epochs got 0.*at least one step"),
         ("ps", "--devices 2", "--devices got 2.*at least 4"),
         ("ps", "--gbit-per-s 0", r"--gbit-per-s 0\.0.*bandwidth above 0"),
+        ("traffic", "--most 2", "--devices got 8 and --most 2.*at least 4"),
+        ("scaling", "--devices 4", "--devices got 4.*a host of 8"),
     ],
 )
 def test_options_that_do_not_fit_end_the_command(capsys, name, options, message):

@@ -17,7 +17,7 @@ import jaxdp
 from jaxdp import algorithms, targets
 from jaxdp.cost import cost
 from jaxdp.executor import execute
-from jaxdp.program import traffic
+from jaxdp.program import CollectiveOp, traffic
 from jaxdp.schedule import local_rows
 from jaxdp.targets.quiet import quietly
 from tests.compilers import needs_compiler
@@ -103,7 +103,7 @@ def by_length(report):
     for op in report.collectives:
         assert op.kind == "collective-permute" and not op.conditional
         for array in op.arrays:
-            alone = jaxdp.program.CollectiveOp(op.kind, (array,), pairs=op.pairs)
+            alone = CollectiveOp(op.kind, (array,), pairs=op.pairs)
             for link, size in traffic.links(alone).items():
                 found[array.elements][link] += op.count * size
     return found
@@ -175,5 +175,6 @@ def test_a_ring_sends_its_padded_buckets_and_nothing_else(bucket_mib, buckets):
     assert ring.sent_bytes == (sum(14 * -(-size // 8) * 4 for size in buckets),) * 8
     assert ring.rounds == 14
     native = report(jaxdp.NativeAllReduce())
+    assert ring.memory is not None and native.memory is not None
     more = ring.memory.temporary_bytes - native.memory.temporary_bytes
     assert more <= 2 * 4 * max(buckets)

@@ -54,9 +54,10 @@ def found_in(text):
 
 def axes_size(line):
     """Devices of a group along mesh axes."""
-    mesh, axes = re.search(r"groups=mesh\[(.*?)\].*? \{(.*?)\}", line).groups()
-    sizes = dict(re.findall(r"('\w+')=(\d+)", mesh))
-    return math.prod(int(sizes[axis]) for axis in axes.split(","))
+    found = re.search(r"groups=mesh\[(.*?)\].*? \{(.*?)\}", line)
+    assert found is not None, line
+    sizes = dict(re.findall(r"('\w+')=(\d+)", found[1]))
+    return math.prod(int(sizes[axis]) for axis in found[2].split(","))
 
 
 def read_by(report, written):

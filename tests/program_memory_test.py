@@ -41,7 +41,7 @@ def training(design, devices=8, loss_fn=loss_fn, **options):
 @functools.cache
 def step_of(design):
     """A training, and its compiled step."""
-    train = training(design)
+    train = training(design, devices=4)
     return train, train.lower(train.init(PARAMS), ROWS).compile()
 
 
@@ -80,7 +80,7 @@ class TestMemory:
             **sizes, generated_code=11, host_temp=1000, host_argument=1000
         )
         assert memory == Memory(7, 5, 3, 2, code_bytes=11)
-        assert memory.peak_bytes == 7 + 5 + 3 - 2
+        assert memory is not None and memory.peak_bytes == 7 + 5 + 3 - 2
 
     @pytest.mark.parametrize("code", [-1, None], ids=["minus-one", "none"])
     def test_what_is_not_said_of_aliases_and_code_is_nothing(self, code):
@@ -108,9 +108,9 @@ class TestHeld:
             pytest.param(jaxdp.RingAllReduce(), 2 * PHI + 4, id="ring"),
             pytest.param(jaxdp.GatherToRoot(), 2 * PHI + 4, id="root"),
             # Two servers have 10, 3 and 13 of the 20, 5 and 25 elements, padded; and
-            # 8 workers' refused pushes.
+            # 4 workers' refused pushes.
             pytest.param(
-                jaxdp.ParameterServer(2), 2 * 4 * (10 + 3 + 13) + 4 + 32, id="servers"
+                jaxdp.ParameterServer(2), 2 * 4 * (10 + 3 + 13) + 4 + 16, id="servers"
             ),
         ],
     )
@@ -120,11 +120,11 @@ class TestHeld:
         holdings = report.held(train)
         assert holdings["parameters"] == PHI
         assert holdings["optimizer state"] == optimizer_bytes
-        assert holdings["batch"] == 32
+        assert holdings["batch"] == 64
         assert holdings["model state"] == 0
         assert ("params['w2']", 100) in holdings.parts["parameters"].leaves
         assert ("step", 4) in holdings.parts["other"].leaves
-        known = PHI + optimizer_bytes + 32 + 4
+        known = PHI + optimizer_bytes + 64 + 4
         assert report.memory is not None
         assert report.memory.argument_bytes == known
 
@@ -153,7 +153,7 @@ class TestHeld:
             return loss_fn(params, x - mean[None]), aux
 
         design = jaxdp.ParameterServer(max_staleness=1)
-        train = training(design, loss_fn=loss, model_state="mean")
+        train = training(design, 2, loss, model_state="mean")
         state = train.init(PARAMS, model_state={"mean": np.zeros(4, np.float32)})
         holdings = jaxdp.analyze(train.lower(state, ROWS).compile()).held(train)
         assert holdings["model state"] == 16
@@ -236,7 +236,7 @@ BLOCK = {
     "up": _shape(128, 512),
     "down": _shape(512, 128),
 }
-TRANSFORMER = {"embedding": _shape(512, 128), "layers": [BLOCK, BLOCK]}
+TRANSFORMER = {"embedding": _shape(512, 128), "layers": [BLOCK]}
 TOKENS = jax.ShapeDtypeStruct((16, 64), np.int32)
 MODELS = {
     "mlp": (layered, LAYERS, WIDE),
@@ -254,16 +254,21 @@ def holdings_of(model, design, mesh=None):
     return jaxdp.analyze(program).held(train)
 
 
+def assert_small(holdings):
+    """What is not attributed."""
+    assert holdings.memory is not None
+    rest, all_ = holdings.unattributed_bytes, holdings.memory.temporary_bytes
+    assert rest is not None and abs(rest) < SMALL * all_
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_nearly_all_temporaries_are_attributed(model):
     holdings = holdings_of(model, jaxdp.RingAllReduce())
-    assert abs(holdings.unattributed_bytes) < SMALL * holdings.memory.temporary_bytes
+    assert_small(holdings)
     others = dict(holdings.parts["other"].leaves)
     assert holdings["other"] - others.get(UNATTRIBUTED, 0) < 1024
-    # The products of the first model need less than its update.
-    assert (
-        holdings["activations"] or holdings["gradients"] + holdings["buckets"] > 2 * K
-    )
+    # The first model needs less for its products than for its bucket.
+    assert holdings["activations"] or holdings["buckets"] > K
 
 
 @pytest.mark.parametrize(
@@ -287,7 +292,7 @@ def test_buckets_and_gradients_of_a_design(design, least):
 @pytest.mark.parametrize("model", MODELS)
 def test_nearly_all_temporaries_on_h100_are_attributed(model):
     holdings = holdings_of(model, jaxdp.RingAllReduce(), targets.mesh("h100", 8))
-    assert abs(holdings.unattributed_bytes) < SMALL * holdings.memory.temporary_bytes
+    assert_small(holdings)
     assert holdings["activations"] > 0
 
 
@@ -330,6 +335,53 @@ def test_values_alive_counted_by_hand():
     """In the loop: 100 and 8 inside; c and the copy outside. b takes the place of a."""
     alive = {value.name: value.nbytes for value in live_at_peak(parse(SCHEDULE))}
     assert alive == {"c": 80, "copy": 32, "big": 400, "part": 32}
+
+
+def test_a_fusion_takes_the_place_of_what_dies_in_it():
+    text = SCHEDULE.replace("f32[40]", "f32[400]")
+    alive = {value.name: value.nbytes for value in live_at_peak(parse(text))}
+    assert alive == {"b": 1600, "c": 80}
+
+
+SCOPED = """HloModule jit__step, is_scheduled=true
+
+ENTRY %main (w: f32[4,4], m: f32[4,4], x: f32[2,4], n: s32[]) -> f32[4,4] {
+  %w = f32[4,4] parameter(0), metadata={op_name="state.params[\\'w\\']"}
+  %m = f32[4,4] parameter(1), metadata={op_name="state.opt_state[0].mu[\\'w\\']"}
+  %x = f32[2,4] parameter(2), metadata={op_name="batch"}
+  %n = s32[] parameter(3), metadata={op_name="state.step"}
+  %again = f32[4,4]{0,1} copy(%w)
+  %y = f32[2,4] dot(%x, %again), metadata={STEP/loss/jvp()/dot"}
+  %dy = f32[2,4] dot(%y, %y), metadata={STEP/loss/transpose(jvp())/dot"}
+  %dw = f32[4,4] dot(%x, %dy), metadata={STEP/loss/transpose(jvp())/dot"}
+  %odd = f32[3] custom-call(%dy), metadata={STEP/loss/transpose(jvp())/dot"}
+  %flat = f32[19] custom-call(%dw, %odd), metadata={STEP/exchange/bucket_1/pad"}
+  %step = f32[16] custom-call(%flat, %m), metadata={STEP/exchange/update/add"}
+  %strange = f32[5] custom-call(), metadata={STEP/iota"}
+  ROOT %end = f32[4,4] custom-call(%again, %y, %dy, %dw, %odd, %flat, %step, %strange)
+}
+""".replace("STEP", 'op_name="jit(_step)/shard_map')
+
+
+def test_kinds_counted_by_hand():
+    holdings = jaxdp.analyze(SCOPED).held(training(jaxdp.RingAllReduce()))
+    assert {kind: holdings[kind] for kind in KINDS} == {
+        "parameters": 64 + 64,  # and a copy in another layout
+        "optimizer state": 64,
+        "model state": 0,
+        "batch": 32,
+        "gradients": 64 + 12,  # of the size of a parameter; read by the exchange
+        "activations": 32 + 32,
+        "buckets": 76,
+        "update": 64,
+        "other": 4 + 20,
+    }
+    assert holdings.parts["parameters"].leaves == (
+        ("params['w']", 64),
+        ("copy of params['w'] f32[4,4]", 64),
+    )
+    assert holdings.parts["buckets"].leaves == (("bucket_1 f32[19]", 76),)
+    assert "state.opt_state" not in str(holdings)
 
 
 class TestPlaced:

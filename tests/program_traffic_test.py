@@ -308,8 +308,9 @@ def test_the_summary_is_a_table():
     assert lines[1].split() == [
         *("kind", "dtype", "arrays", "bytes", "count", "between", "from")
     ]
-    assert lines[2].split()[:6] == [
+    assert lines[2].split()[:7] == [
         "collective-permute",
+        "f32",
         "f32[1,16]",
         "64",
         "1",

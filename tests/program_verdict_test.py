@@ -24,7 +24,7 @@ from jaxdp.program.verdict import compare
 from tests.compilers import needs_compiler
 from tests.contract import waves
 from tests.modules import module_text
-from tests.programs import data_mesh
+from tests.programs import DATA, data_mesh
 
 DEVICES, WIDTH = 4, 16
 LAYER = WIDTH * WIDTH * 4 / 2**20  # MiB: one bucket per layer
@@ -127,6 +127,21 @@ def test_native_with_a_cap_and_the_combiner_left_on_is_not_kept():
     assert "6148 bytes, travel as 1 all-reduce, 6148 bytes" in merged.text
 
 
+@pytest.mark.parametrize("abstract", [False, True], ids=["arrays", "shapes"])
+def test_the_step_as_it_is_traced(abstract):
+    train, report = step_of(NATIVE())
+    rows = jax.ShapeDtypeStruct(ROWS.shape, ROWS.dtype) if abstract else ROWS
+    traced = train.trace(train.init(PARAMS), rows)
+    text = traced.lower().compile().as_text()
+    assert text is not None
+    both = jaxdp.analyze(text, traced)
+    assert both.logical_collectives is not None
+    names = [op.op_name for op in both.logical_collectives]
+    assert names == [f"exchange/bucket_{i}" for i in range(1, 8)]
+    assert both.sent_bytes == both.logical_sent_bytes == report.sent_bytes
+    assert compare(both).kept
+
+
 def test_another_number_of_devices_than_the_training_has():
     _, report = step_of(RING())
     verdict = report.verify(training(RING(), devices=1))
@@ -165,10 +180,10 @@ def test_collectives_of_the_loss_are_no_part_of_the_design():
     assert verdict.kept
 
 
-def report_of(body, *args, in_specs=P("data"), out_specs=P("data"), **options):
+def report_of(body, *args, **options):
     """A function on eight devices: what was written, and what was compiled."""
     mapped = jax.shard_map(
-        body, mesh=data_mesh(), in_specs=in_specs, out_specs=out_specs, check_vma=False
+        body, mesh=data_mesh(), in_specs=DATA, out_specs=DATA, check_vma=False
     )
     traced = jax.jit(mapped).trace(*args)
     return jaxdp.analyze(traced.lower().compile(compiler_options=options), traced)
@@ -296,7 +311,9 @@ def test_a_loop_is_the_same_as_its_rounds():
     loop, rounds = report_of(rolled, WIDE), report_of(unrolled, WIDE)
     assert compare(loop).findings == compare(rounds).findings == ()
     assert compare(loop, rounds.logical_collectives).findings == ()
-    assert kinds(compare(loop, rounds.logical_collectives[:6])) == ["added"]
+    written = rounds.logical_collectives
+    assert written is not None
+    assert kinds(compare(loop, written[:6])) == ["added"]
 
 
 EVERYBODY = (tuple(range(8)),)
@@ -405,6 +422,20 @@ def test_merging_inside_a_bucket_breaks_nothing():
     assert not find([bucket(1, 3), bucket(2, 5)], merged, {"merged"})[0].broken
 
 
+def test_of_equals_the_scope_tells_which_is_missing():
+    (missing,) = find([bucket(1, 4), bucket(2, 4)], [bucket(2, 4)])
+    assert missing.text.startswith("1 all-reduce of bucket_1, 16 bytes, ")
+
+
+@pytest.mark.parametrize(("scope", "broken"), [("loss", False), ("exchange", True)])
+def test_what_the_loss_sends_is_its_own_business(scope, broken):
+    name = f"jit(_step)/shard_map/{scope}/psum"
+    wide = op("all-reduce", 4, op_name=name)
+    narrow = dataclasses.replace(wide, arrays=_arrays(4, dtype="bf16", bits=16))
+    (retyped,) = find([narrow], [wide])
+    assert (retyped.kind, retyped.broken) == ("retyped", broken)
+
+
 def test_distances_of_a_real_schedule():
     """The h100 module: every start has its done, with kernels between."""
     module = parse(module_text("h100-kinds"))
@@ -438,9 +469,12 @@ ENTRY %main (x: f32[4,4]) -> f32[4,4] {
   %async = ((f32[4,4]), f32[2,4]) async-start(%now), calls=%wrapped
   %four = f32[4,4] negate(%x)
   %async-done = f32[2,4] async-done(%async)
+  %sync = f32[4,4] all-reduce-start(%x), replica_groups={{0,1}}, SYNC
+  %five = f32[4,4] negate(%x)
+  %sync-done = f32[4,4] all-reduce-done(%sync)
   ROOT %end = f32[4,4] add(%four, %four)
 }
-"""
+""".replace("SYNC", 'backend_config={"collective_backend_config":{"is_sync":true}}')
 
 
 def test_distances_counted_by_hand():
@@ -450,6 +484,7 @@ def test_distances_counted_by_hand():
         "next": (0, 0, True),
         "now": (0, 0, True),
         "async": (1, 0, False),
+        "sync": (1, 0, True),
     }
 
 
@@ -526,9 +561,9 @@ class TestRefused:
 
     def test_another_number_of_devices_on_two_axes(self):
         mesh = data_mesh((2, 2), ("worker", "device"))
-        design = jaxdp.ParameterServer()
+        design = jaxdp.ParameterServer(2)
         train = jaxdp.data_parallel(loss_fn, optax.adam(0.1), mesh, design)
-        report = jaxdp.analyze(compiled(training(design, devices=2)))
+        report = dataclasses.replace(step_of(design)[1], devices=2)
         message = r"for 2 devices.*'worker': 2, 'device': 2}, which is 4"
         with pytest.raises(ValueError, match=message):
             report.verify(train)

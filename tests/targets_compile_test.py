@@ -52,7 +52,8 @@ def test_a_step_is_what_a_training_on_the_target_compiles_to():
     here = training(jaxdp.data_mesh(1))
     there = training(targets.mesh("h100", 8))
     state = jax.eval_shape(here.init, PARAMS)
-    expected = there.lower(state, BATCH).compile()
+    options = compiling.DEFAULT_OPTIONS["cuda"]
+    expected = there.lower(state, BATCH).compile(compiler_options=options)
     compiled = compile_for(here.step, PARAMS, BATCH, target="h100")
     assert instructions(compiled) == instructions(expected)
     assert count(compiled, "collective-permute") == 14
@@ -292,3 +293,17 @@ def test_callbacks_are_explained():
         with pytest.raises((ValueError, RuntimeError)) as caught:
             compile_for(fn, *args)
         assert "Leave out jax.debug.print" in "".join(caught.value.__notes__)
+
+
+@needs_compiler("h100")
+def test_products_are_cublas_unless_asked_otherwise():
+    option = "xla_gpu_enable_triton_gemm"
+    x = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
+
+    def uses_cublas(own=None, **more):
+        product = jax.jit(lambda x: x @ x, compiler_options=own)
+        return "__cublas" in text_of(compile_for(product, x, devices=1, **more))
+
+    assert uses_cublas()
+    assert not uses_cublas(compiler_options={option: True})
+    assert not uses_cublas(own={option: True})

@@ -56,7 +56,9 @@ def test_an_h100_by_hand():
     assert h100.flops_of("f64") == h100.flops_of("s32") == pytest.approx(33.45e12)
     assert h100.memory_bytes_per_s == pytest.approx(3.015e12)
     # 2 x 8192^3 FLOPs of bf16: 1.0995e12 / 494.7e12 s.
-    assert h100.kernel_s({"bf16": 2 * 8192**3}, 1e6) == pytest.approx(2.22258e-3, rel=1e-5)
+    assert h100.kernel_s({"bf16": 2 * 8192**3}, 1e6) == pytest.approx(
+        2.22258e-3, rel=1e-5
+    )
     assert h100.kernel_s({"bf16": 2}, 3.015e9) == pytest.approx(1e-3)
     assert h100.kernel_s({}, 64) == 2e-6
     both = h100.kernel_s({"bf16": 494_700_000_000, "f64": 33_450_000_000}, 0)

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 import jaxdp
 from jaxdp import targets
 from jaxdp.targets import compile_for
+from jaxdp.targets.compile import DEFAULT_OPTIONS
 from tests.compilers import instructions, needs_compiler, shape, text_of
 
 pytestmark = needs_compiler("h100")
@@ -120,7 +121,8 @@ def test_a_moved_program_is_what_the_target_compiles(make, target):
     compiled = compile_for(fn, *args, target=target)
     fn, args = make(target)
     jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
-    expected = jitted.lower(*args).compile()
+    options = DEFAULT_OPTIONS[targets.chip(target).backend]
+    expected = jitted.lower(*args).compile(compiler_options=options)
     assert instructions(compiled) == instructions(expected)
     given = jax.tree.leaves(compiled.input_shardings)
     assert {len(sharding.device_set) for sharding in given} == {8}

@@ -11,10 +11,10 @@ ONE_HOST = (PCIE, NVLINK)  # where DataParallel exists: several devices in a hos
 DESCRIBED = {
     PCIE: "8 a host, Ethernet of 10 Gbit/s between hosts",
     NVLINK: "8 a host, InfiniBand of 400 Gbit/s for each",
-    "100 Gbit/s, 8 a host": "H100 with NVLink, one Ethernet adapter a host",
-    "10 Gbit/s, 8 a host": "H100 with NVLink, one Ethernet adapter a host",
-    "100 Gbit/s, 1 a host": "H100, Ethernet between any two",
-    "10 Gbit/s, 1 a host": "H100, Ethernet between any two",
+    "100G, 8 a host": "H100 with NVLink; one Ethernet adapter a host",
+    "10G, 8 a host": "H100 with NVLink; one Ethernet adapter a host",
+    "100G, 1 a host": "H100, Ethernet between any two",
+    "10G, 1 a host": "H100, Ethernet between any two",
 }
 
 
@@ -23,7 +23,7 @@ def machines() -> Mapping[str, Hardware]:
     found = {PCIE: _v100(), NVLINK: targets.hardware("h100")}
     for hosted in (8, 1):
         for gbit in (100, 10):
-            found[f"{gbit} Gbit/s, {hosted} a host"] = targets.hardware(
+            found[f"{gbit}G, {hosted} a host"] = targets.hardware(
                 "h100", network_name=f"ethernet-{gbit}g", devices_per_host=hosted
             )
     return found

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 import jaxdp
+from experiments.harness import show
 from jaxdp import algorithms, targets
 from jaxdp.cost import native_s, time_s
 from jaxdp.jaxprs import opened
@@ -67,23 +68,34 @@ def parameters(model: Model) -> int:
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(model.params))
 
 
-def compiled(design: jaxdp.Design, model: Model, devices: int) -> Step:
+def compiler() -> str | None:
+    """What steps are compiled for; None, with a remedy, for the devices at hand."""
+    problem = targets.missing(TARGET)
+    if not problem:
+        return TARGET
+    show.console.print(f"{problem} Steps are compiled for the devices at hand instead.")
+    return None
+
+
+def compiled(
+    design: jaxdp.Design, model: Model, devices: int, target: str | None
+) -> Step:
     """Compiles a step.
 
     Args:
         design: Which.
         model: What is trained, with the rows of one device.
         devices: N, all in one host.
+        target: What for; None for the devices at hand.
     """
-    train = model.training(design, targets.mesh(TARGET, devices))
+    mesh = targets.mesh(target, devices) if target else jaxdp.data_mesh(devices)
+    train = model.training(design, mesh)
     arguments = model.state(train), model.global_batch(devices)
-    program = targets.compile_for(
-        train.step,
-        *arguments,
-        target=TARGET,
-        devices=devices,
-        compiler_options=GPU_OPTIONS,
-    )
+    if target is None:
+        program = train.lower(*arguments).compile()
+    else:
+        given = {"target": target, "devices": devices, "compiler_options": GPU_OPTIONS}
+        program = targets.compile_for(train.step, *arguments, **given)
     sent = messages(opened(train.trace(*arguments).jaxpr))
     return Step(analyze(program), devices, sent)
 

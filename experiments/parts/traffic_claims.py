@@ -16,7 +16,7 @@ def ring(rows: Rows, where: str) -> Claim:
     """CB1."""
     found = [row for row in rows if row["design"] == designs.RING]
     last = found[-1]
-    n = last["N"]
+    n, padding = last["N"], float(last["padding_bytes"])
     return Claim(
         id="CB1",
         claim="Per device, reduce-scatter moves (N-1)Φ/N and all-gather (N-1)Φ/N: "
@@ -28,8 +28,8 @@ def ring(rows: Rows, where: str) -> Claim:
         why=f"Counted in steps {where}, for N = {_counts(found)} and gradients that N "
         "divides and does not: every device sends and receives 2(N-1)/N of the "
         "gradients, a loss of 4 bytes and padding, to the byte, in 2(N-1) rounds, and "
-        f"nothing else. Padding is at most 4(N-1) bytes: {float(last['padding_bytes']):.0f} "
-        f"bytes are sent for it at N = {n}. Independent of N is the bound 2Φ alone.",
+        f"nothing else. Padding is at most 4(N-1) bytes: {padding:.0f} bytes "
+        f"are sent for it at N = {n}. Independent of N is the bound 2Φ alone.",
     )
 
 
@@ -52,9 +52,9 @@ def server(rows: Rows, predicted: Rows, where: str) -> Claim:
         verdict="holds" if _exact([*found, *rings]) and about else "refuted",
         why=f"Counted in steps {where}: at N = {n} all links together carry "
         f"{everywhere}Φ of gradients in both; the server's sends and receives {n - 1}Φ "
-        f"of it, a device of the ring {2 * (n - 1) / n:.4g}Φ: N/2 times as much in each "
-        "direction, and one direction after the other. Times are predicted by the "
-        "schedules' α-β cost, at 10 Gbit/s and 50 µs. The claim is about bandwidth: "
+        f"of it, a device of the ring {2 * (n - 1) / n:.4g}Φ: N/2 times as much each "
+        "way, and one direction after the other. Times are predicted by the "
+        "schedules' cost, at 10 Gbit/s and 50 µs. The claim is about bandwidth: "
         f"for {smallest['gradients']} one server takes {smallest[times.RATIO]:.2g} of "
         f"a ring's time on {smallest['N']} hosts, since a ring has 2(N-1) rounds and a "
         "server 2, of N-1 messages each.",

@@ -82,8 +82,9 @@ def compiled(
     assert design is not None
     rows, columns = GRADIENTS[gradient]
     hosts = max(1, devices // 8)
-    mesh = jaxdp.data_mesh(devices)
-    if target is not None:
+    if target is None:
+        mesh = jaxdp.data_mesh(devices)
+    else:
         mesh = targets.mesh(target, devices, hosts)
     train = jaxdp.data_parallel(_loss, optax.sgd(0.1), mesh, design)
     shape = functools.partial(jax.ShapeDtypeStruct, dtype=np.float32)
@@ -97,7 +98,7 @@ def compiled(
 
 
 def _loss(params: Any, batch: jax.Array) -> jax.Array:
-    return jnp.mean((batch @ params["w"] + params["b"]) ** 2)
+    return jnp.mean((batch @ params["w"] + params["b"][None]) ** 2)
 
 
 def count(report: ProgramReport) -> Counted:

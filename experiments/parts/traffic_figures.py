@@ -50,7 +50,7 @@ def busiest(title: str, ways: Mapping[str, Way], rows: Rows, note: str) -> "Figu
         rows: What was counted, for one gradient.
         note: Where.
     """
-    note = f"lines: closed forms, of gradients alone; points: counted {note}"
+    note = f"lines: closed forms, of gradients alone; points: counted in steps {note}"
     figure, axes = plots.plot(title, "devices N", "sent / Φ", note, size=(9.0, 5.0))
     last = max(row["N"] for row in rows)
     for name, (color, marker, size) in STYLES.items():
@@ -120,7 +120,7 @@ def _map(axes: Any, counted: Counted, phi: int, most: float) -> None:
             dark = amount > 0.75 * most
             style = {"ha": "center", "va": "center", "fontsize": 6.5}
             color = "white" if dark else plots.INK
-            axes.text(target, source, f"{amount:.3g}", color=color, **style)
+            axes.text(target, source, f"{round(amount, 2):g}", color=color, **style)
     axes.set_xticks(range(devices))
     axes.set_yticks(range(devices))
     axes.grid(visible=False)

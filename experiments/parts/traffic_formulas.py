@@ -79,9 +79,11 @@ def expected(exchanges: Iterable[Exchange], measure: str) -> Expected:
         exchanges: All of a step.
         measure: A field of `Share`, such as "most".
     """
-    shares = [(getattr(each.share, measure), each.message) for each in exchanges]
-    parts = zip(*([share * part for part in message] for share, message in shares))
-    return Expected(*map(sum, parts))
+    parts = [Fraction(0)] * 3
+    for share, message in exchanges:
+        carried = getattr(share, measure)
+        parts = [p + carried * x for p, x in zip(parts, message, strict=True)]
+    return Expected(*parts)
 
 
 def rounds(exchanges: Iterable[Exchange]) -> int:

@@ -41,7 +41,7 @@ def count(gradient: str, devices: int) -> Counted:
     rows, columns = GRADIENTS[gradient]
     params = {"w": jnp.ones((rows, columns)), "b": jnp.zeros((columns,))}
     model = jaxdp.DataParallel(
-        lambda params, x: x @ params["w"] + params["b"],
+        lambda params, x: x @ params["w"] + params["b"][None],
         params,
         device_ids=jax.devices()[:devices],
     )

@@ -1,4 +1,4 @@
-"""Figures of schedules, traces and asynchronous runs; they need matplotlib.
+"""Figures of schedules, traces, timelines and asynchronous runs; of matplotlib.
 
 The figure in the README is made by:
 
@@ -10,3 +10,4 @@ The figure in the README is made by:
 from jaxdp.draw.chunks import draw_schedule as draw_schedule
 from jaxdp.draw.gantt import draw_gantt as draw_gantt
 from jaxdp.draw.lanes import draw_lanes as draw_lanes
+from jaxdp.draw.timeline import draw_timeline as draw_timeline

@@ -9,17 +9,18 @@ differs by kind. Operand sizes are right for both forms, and for combined collec
 which have several.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from jaxdp.program.agreement import check_shapes
-from jaxdp.program.groups import Groups, Pairs, parse_groups, parse_pairs, to_devices
+from jaxdp.program.chains import continues
+from jaxdp.program.groups import Groups, Pairs
 from jaxdp.program.hlo import Instruction, Module
+from jaxdp.program.members import EVERYBODY, members
 from jaxdp.program.opcodes import KINDS, UNCOUNTABLE
 from jaxdp.program.shapes import Array, arrays, quote
 
-_EVERYBODY = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all")
 _ATTRIBUTES = frozenset(
     """
     backend_config channel_id constrain_layout control-predecessors dimensions
@@ -28,9 +29,6 @@ _ATTRIBUTES = frozenset(
     statistics to_apply use_global_device_ids
     """.split()
 )
-# A TPU spreads one collective over several fusions, which all repeat it. The first one
-# takes no flags from one before it.
-_CHAIN = re.compile(r'"async_collective_fusion_config":\{"flag_start":"(-?\d+)"')
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ class CollectiveOp:
         References:
             https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
         """
-        if self.kind not in _EVERYBODY:
+        if self.kind not in EVERYBODY:
             return 1.0
         passes = 2 if self.kind == "all-reduce" else 1
         return passes * (self.group_size - 1) / self.group_size
@@ -128,18 +126,6 @@ def kind_of(instruction: Instruction) -> str | None:
     return None
 
 
-def starts_chain(instruction: Instruction) -> bool:
-    """Whether a TPU starts a collective here that other fusions go on with."""
-    found = _CHAIN.search(instruction.line)
-    return found is not None and int(found[1]) < 0
-
-
-def continues(instruction: Instruction) -> bool:
-    """Whether it repeats a collective that an earlier fusion of a TPU has started."""
-    found = _CHAIN.search(instruction.line)
-    return found is not None and int(found[1]) >= 0
-
-
 def read(
     module: Module,
     computation: Mapping[str, Instruction],
@@ -152,12 +138,24 @@ def read(
         ValueError: operands, groups or pairs that the text does not settle, an unknown
             attribute, or a result that does not fit.
     """
+    if id(instruction) not in module.found:
+        op = _read(module, computation, instruction, kind)
+        module.found[id(instruction)] = op
+    return module.found[id(instruction)]
+
+
+def _read(
+    module: Module,
+    computation: Mapping[str, Instruction],
+    instruction: Instruction,
+    kind: str,
+) -> CollectiveOp:
     attributes, line = dict(instruction.attributes), instruction.line
     _check_attributes(attributes, kind, line)
     permute = kind == "collective-permute"
-    members = _members(module, attributes, kind, line)
+    taking_part = members(module, attributes, kind, line)
     operands = _operand_arrays(computation, instruction)
-    sizes = {len(group) for group in members}
+    sizes = {len(group) for group in taking_part}
     if kind in ("all-gather", "reduce-scatter", "all-to-all") and len(sizes) > 1:
         raise ValueError(
             f"analyze found groups of {sorted(sizes)} devices in {quote(line)}. The "
@@ -170,8 +168,8 @@ def read(
     return CollectiveOp(
         kind=kind,
         arrays=operands,
-        groups=() if permute else members,
-        pairs=tuple((pair[0], pair[1]) for pair in members) if permute else (),
+        groups=() if permute else taking_part,
+        pairs=cast(Pairs, taking_part) if permute else (),
         name=instruction.name,
         op_name=op_name,
         source=source,
@@ -196,47 +194,6 @@ def _check_attributes(attributes: Mapping[str, str], kind: str, line: str) -> No
             "takes part, and an attribute that is not known may change that. Report it "
             "with the jax version that printed it."
         )
-
-
-def _members(
-    module: Module, attributes: Mapping[str, str], kind: str, line: str
-) -> Groups:
-    """The groups, or the pairs of a permute, in logical devices and checked."""
-    if kind == "collective-permute":
-        written = parse_pairs(attributes["source_target_pairs"], line)
-        if not written:
-            return ()
-    else:
-        written = parse_groups(attributes["replica_groups"], line)
-    try:
-        members = to_devices(
-            written, kind, attributes, module.replicas, module.partitions
-        )
-    except IndexError as error:
-        highest = max(number for group in written for number in group)
-        raise ValueError(
-            f"analyze found device {highest} in {quote(line)}. The module header says "
-            f"replica_count={module.replicas} and num_partitions={module.partitions}, "
-            f"so a {kind} can name fewer. Pass the text of the whole program, header "
-            "included."
-        ) from error
-    # Each device is in one group; in a permute, it is one source and one target.
-    lists = [sum(members, ())]
-    if kind == "collective-permute":
-        lists = list(zip(*members, strict=True))
-    if any(len(set(devices)) != len(devices) for devices in lists):
-        raise ValueError(
-            f"analyze found a device twice in {quote(line)}. A {kind} has each device "
-            "in one group, once; a permute, once as source and once as target. Pass "
-            "compiled.as_text() unchanged."
-        )
-    if kind in _EVERYBODY and len(lists[0]) != module.devices:
-        raise ValueError(
-            f"analyze found {len(lists[0])} of {module.devices} devices in the groups "
-            f"of {quote(line)}. All take part in a {kind}, some in groups of one. Pass "
-            "compiled.as_text() unchanged."
-        )
-    return members
 
 
 def _operand_arrays(

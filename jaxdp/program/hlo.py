@@ -12,11 +12,11 @@ the text are *logical*: the position in the flattened mesh, not `jax.Device.id`.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from jaxdp.program.brackets import closing, split
+from jaxdp.program.brackets import attribute_items, closing, split
 from jaxdp.program.frames import SECTIONS, frames
 from jaxdp.program.shapes import quote
 
@@ -29,6 +29,7 @@ _INSTRUCTION = re.compile(
 )
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?\s*%?(?P<name>[^\s=(){}]+) (?:\(.*)?\{")
 _COMMENT = re.compile(r"/\*.*?\*/")
+_BRACKET_OR_QUOTE = re.compile(r"""[(\[{"']""")
 _HEADER = re.compile(r"^HloModule ", re.MULTILINE)
 _ENTRY = re.compile(r"^ENTRY ", re.MULTILINE)
 _TABLE_ROW = re.compile(r'\d+ (?:".*"|\{.*\})')
@@ -51,7 +52,10 @@ class Instruction:
 
     @cached_property
     def _end(self) -> int:
-        return closing(self.line, self.start)
+        end = self.line.find(")", self.start)
+        if _BRACKET_OR_QUOTE.search(self.line, self.start + 1, end):
+            return closing(self.line, self.start)
+        return end if end > 0 else closing(self.line, self.start)
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
@@ -63,7 +67,7 @@ class Instruction:
     def attributes(self) -> Mapping[str, str]:
         """Everything after the operands, as written, by name."""
         found: dict[str, str] = {}
-        for item in split(self.line[self._end + 1 :]):
+        for item in attribute_items(self.line[self._end + 1 :]):
             key, _, value = item.partition("=")
             # mesh['a'=2,'b'=4], device_ids=(...) {'a'} is one value, comma or not.
             if key == "device_ids" and "replica_groups" in found:
@@ -82,6 +86,8 @@ class Module:
     replicas: int
     partitions: int
     frames: Mapping[str, str]
+    # What readers of a module have found, so that it is read once.
+    found: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def devices(self) -> int:

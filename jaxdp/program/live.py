@@ -15,7 +15,7 @@ the size of the temporaries that XLA reports, and not equal to it.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,7 +95,7 @@ class _Reader:
         called = computations_of(instruction)
         if instruction.opcode == "fusion" and len(made) > 1 and called:
             inner = self.module.computations[called[0]]
-            root = next(reversed(inner.values()))
+            root = _root(inner)
             if root.opcode == "tuple" and len(root.operands) == len(made):
                 whole = self.origin(instruction)
                 each = (self.origin(inner[name]) for name in root.operands)
@@ -189,7 +189,7 @@ class _Computation:
     def _updated(self, one: Instruction) -> Any:
         """The operand that a fusion updates in place; None if it does not."""
         inner = self.reader.module.computations[computations_of(one)[0]]
-        root = next(reversed(inner.values()))
+        root = _root(inner)
         while root.opcode in ("bitcast", "convert", "copy") and root.operands:
             root = inner[root.operands[0]]
         if root.opcode not in _IN_PLACE:
@@ -248,6 +248,11 @@ class _Computation:
                 best, peak = position, total
         here = [v for v in self.all if v.first <= best <= v.last and v.nbytes]
         return here + self.inside.get(best, [])
+
+
+def _root(computation: Mapping[str, Instruction]) -> Instruction:
+    """The last instruction, whose value is the computation's."""
+    return [*computation.values()][-1]
 
 
 def _flat(value: Any) -> list[Value]:

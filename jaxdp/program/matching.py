@@ -22,7 +22,7 @@ from jaxdp.program.shapes import Array
 _SCOPE = re.compile(r"loss|exchange|rest|parameters|bucket_\d+")
 # What may do the work of a kind: kinds, each with the power of the group size that its
 # input is larger by. Reduce-scatter as an all-reduce of the same input, for example.
-REPLACEMENTS = {
+REPLACEMENTS: dict[str, list[list[tuple[str, int]]]] = {
     "all-reduce": [[("reduce-scatter", 0), ("all-gather", -1)], [("all-gather", 0)]],
     "reduce-scatter": [[("all-reduce", 0)], [("all-to-all", 0)]],
     "all-gather": [[("all-reduce", 1)]],
@@ -188,13 +188,14 @@ def _replacement(unit: Unit, given: list[Unit]) -> list[Unit]:
     """Units left over that together do the work of one; none if there are not."""
     size = len(next(iter(unit.members)))
     for option in REPLACEMENTS[unit.kind]:
-        parts = [next(_sized_like(unit, given, *part, size), None) for part in option]
-        if all(parts):
-            return [part for part in parts if part]
+        parts = [next(_like(unit, given, *part, size), None) for part in option]
+        found = [part for part in parts if part is not None]
+        if len(found) == len(option):
+            return found
     return _apart(unit, given) if unit.kind == "collective-permute" else []
 
 
-def _sized_like(
+def _like(
     unit: Unit, given: list[Unit], kind: str, power: int, size: int
 ) -> Iterator[Unit]:
     """Units of a kind between the same devices; XLA may have padded the array."""

@@ -17,6 +17,7 @@ from jaxdp.designs import GatherToRoot, ParameterServer
 from jaxdp.state import TrainState
 
 PyTree = Any
+Device = Any  # a jax.Device
 # Fields of a `TrainState` by what they are called elsewhere.
 KINDS = {
     "params": "parameters",
@@ -37,7 +38,7 @@ class Placement(NamedTuple):
     used: Mapping[str, int]
 
 
-def placed(tree: PyTree) -> dict[jax.Device, int]:
+def placed(tree: PyTree) -> dict[Device, int]:
     """Bytes that a tree of arrays takes on each device that holds some of it.
 
     An array that is in the tree twice counts once. What is no `jax.Array` is on no
@@ -48,7 +49,7 @@ def placed(tree: PyTree) -> dict[jax.Device, int]:
         >>> placed([jnp.zeros(3), jnp.zeros(2, jnp.int8)])
         {CpuDevice(id=0): 14}
     """
-    total: dict[jax.Device, int] = defaultdict(int)
+    total: dict[Device, int] = defaultdict(int)
     arrays = {id(x): x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)}
     for array in arrays.values():
         data = jax.random.key_data(array) if is_key(array) else array
@@ -57,7 +58,7 @@ def placed(tree: PyTree) -> dict[jax.Device, int]:
     return dict(total)
 
 
-def placed_by_kind(state: TrainState) -> dict[jax.Device, Placement]:
+def placed_by_kind(state: TrainState) -> dict[Device, Placement]:
     """Bytes of a train state on each device, by kind, and which of them it uses.
 
     Kinds are "parameters", "optimizer state", "model state" and "other": the step, the

@@ -40,7 +40,7 @@ def table(
         lines.append(_CONDITIONAL)
     totals = {label: _spread(each) for label, each in figures.items() if each}
     if link_bytes:
-        busiest = max(link_bytes, key=lambda link: link_bytes[link])
+        busiest = max(sorted(link_bytes), key=lambda link: link_bytes[link])
         totals["link"] = (
             f"{link_bytes[busiest]} B at most, from device {busiest[0]} to {busiest[1]}"
         )

@@ -64,7 +64,8 @@ def links(op: CollectiveOp) -> Counter[tuple[int, int]]:
         Counter({(0, 2): 64, (2, 0): 64, (1, 3): 64, (3, 1): 64})
     """
     if op.kind == "collective-permute":
-        return _sum((pair, op.bytes) for pair in op.pairs if pair[0] != pair[1])
+        moved = [pair for pair in op.pairs if pair[0] != pair[1]]
+        return Counter(dict.fromkeys(moved, op.bytes))
     return _sum(
         (link, amount)
         for group in op.groups
@@ -84,6 +85,7 @@ def total(
     an upper bound wherever there is an operation with `conditional=True`.
     """
     result: Counter[Any] = Counter()
+    alike: Counter[Any] = Counter()
     forks: dict[str, dict[int, list[CollectiveOp]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -92,7 +94,10 @@ def total(
             conditional, index = op.branch[depth]
             forks[conditional][index].append(op)
         else:
-            result.update(_sum((key, op.count * n) for key, n in measure(op).items()))
+            alike[op.kind, op.arrays, op.groups, op.pairs] += op.count
+    for (kind, arrays, groups, pairs), count in alike.items():
+        measured = measure(CollectiveOp(kind, arrays, groups, pairs))
+        result.update({key: count * n for key, n in measured.items()})
     for branches in forks.values():
         totals = [total(branch, measure, depth + 1) for branch in branches.values()]
         for key in set().union(*totals):

@@ -251,11 +251,11 @@ def _judged(
     for op in written:
         if "bucket_" in label(op):
             names.setdefault(label(op), []).append(op)
-    if len(contents) != len(names):
-        contents = [None] * len(names)
+    contents = contents if len(contents) == len(names) else ()
+    known = dict(zip(names, contents, strict=True)) if contents else {}
     buckets = tuple(
-        JudgedBucket(name, len(ops), changed.isdisjoint(map(id, ops)), bucket)
-        for (name, ops), bucket in zip(names.items(), contents, strict=True)
+        JudgedBucket(name, len(ops), changed.isdisjoint(map(id, ops)), known.get(name))
+        for name, ops in names.items()
     )
     found = distances(report.module) if report.module is not None else ()
     return Verdict(findings, buckets, found, len(written))

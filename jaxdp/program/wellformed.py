@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from jaxdp.program.collective import continues, starts_chain
+from jaxdp.program.chains import continues, starts_chain
 from jaxdp.program.hlo import Instruction, Module
 from jaxdp.program.opcodes import KINDS, UNCOUNTABLE, check_known, without_stage
 from jaxdp.program.shapes import quote
@@ -122,7 +122,9 @@ def _check_stages(computation: Mapping[str, Instruction]) -> None:
         before = computation[one.operands[0]] if one.operands else one
         waiting[before.name] += 1
         halves = (f"{stage}-start", f"{stage}-update")
-        if before.opcode not in (*halves, "get-tuple-element", "parameter"):
+        # A start that a loop carries along comes as a tuple.
+        carried = before.opcode in ("get-tuple-element", "parameter")
+        if before.opcode not in halves and not (carried and before.shape[:1] == "("):
             raise _broken(one, f"no {halves[0]}", "What is done must have been started")
         if waiting[before.name] > 1:
             raise _broken(one, f"a second {one.opcode}", "It is done once")

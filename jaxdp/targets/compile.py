@@ -15,6 +15,9 @@ from jaxdp.targets.quiet import quietly
 from jaxdp.trainer import Trainer
 
 MOST_KEPT = 32  # compiled programs
+# XLA chooses between kernels of Triton and of cuBLAS by measuring. Without a GPU it
+# takes Triton's for every matrix product, and fails where no tile fits a shape.
+DEFAULT_OPTIONS = {"cuda": {"xla_gpu_enable_triton_gemm": False}, "tpu": {}}
 # What JAX says if it lowers a callback for a device that it did not start.
 _OF_CALLBACKS = ("different from the lowering platform", "Unknown backend")
 
@@ -40,13 +43,15 @@ def compile_for(
 
     The result cannot run here; it can be read, as `jaxdp.analyze` does. It shows what
     XLA decides when it compiles: layouts, fusions, collectives and their order, bytes,
-    the memory that is planned. On GPUs it does not show what is decided by measuring on
-    one: which library algorithm a convolution or matrix product uses, and with it the
-    workspace. Nor does it show what libraries decide as they run, such as NCCL's
-    algorithms.
+    the memory that is planned. It does not show what is decided by measuring on a GPU:
+    which algorithm of a library a convolution or a matrix product uses, and with it the
+    workspace, and where a kernel of Triton is faster than cuBLAS. Here all products are
+    cuBLAS's, unless `compiler_options` has `xla_gpu_enable_triton_gemm`. Nor does it
+    show what libraries decide as they run, such as NCCL's algorithms.
 
     Devices: device i is on host `i // (devices / hosts)`. TPUs form one torus, the most
-    square one, whose hosts do not matter.
+    square one. XLA's programs are the same for any number of hosts so far: hosts say
+    where devices are, for links and for predicted times.
 
     Cost: one compilation, on the CPU. The same program for the same target is compiled
     once: the last 32 are kept. The arguments are only looked at.
@@ -92,7 +97,9 @@ def compile_for(
             lowered, own = training.lowered(owner, fn.__name__, args, mesh)
         else:
             lowered, own = retarget.moved(fn, args, mesh, chip(target).backend)
-    options = dict(compiler_options or {})
+    defaults = DEFAULT_OPTIONS[chip(target).backend]
+    options = {name: v for name, v in defaults.items() if name not in own}
+    options |= compiler_options or {}
     about = (target, devices, hosts, sorted(own.items()), sorted(options.items()))
     program = _Program(_key(lowered, about), lowered, options or None)
     return _compiled(program)

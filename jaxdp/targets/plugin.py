@@ -17,6 +17,9 @@ _CUDA = {"jax_plugins.xla_cuda12": "cuda12", "jax_plugins.xla_cuda13": "cuda13"}
 # Has JAX take the plugin though CUDA's libraries, which compiling does not need, are
 # missing or old.
 _SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+# Else libtpu asks a cloud's metadata server what it runs on, and lets one process at a
+# time in, as if it used the chips.
+_LIBTPU = ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD")
 
 
 def missing(target: str) -> str:
@@ -45,8 +48,9 @@ def topology_of(about: Chip, name: str, **options: Any) -> list[Any]:
         options: As the plugin wants them.
     """
     platform = about.backend
-    if platform == "tpu":  # else libtpu asks a cloud's metadata server what it runs on
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    if platform == "tpu":
+        for variable in _LIBTPU:
+            os.environ.setdefault(variable, "1")
     try:
         found = topologies.get_topology_desc(name, platform, **options)
     except NotImplementedError:
