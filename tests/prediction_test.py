@@ -9,7 +9,7 @@ import pytest
 
 import jaxdp
 from jaxdp import algorithms, targets
-from jaxdp.prediction import Model, predict
+from jaxdp.prediction import Model, compiled_step, predict, price
 from jaxdp.prediction.links import communication_s, spread
 from jaxdp.program.messages import Message, messages
 from jaxdp.schedule import Schedule
@@ -236,3 +236,18 @@ def test_cost_and_compiled_program_agree_where_both_exist(design):
     assert twelve.step_s > eight.step_s
     assert twelve.compiled_step_s is None
     assert few.throughput(twelve) == pytest.approx(12 * ROWS / twelve.step_s)
+
+
+@needs_compiler("h100")
+def test_a_compiled_step_is_priced_on_other_hardware():
+    step = compiled_step(jaxdp.RingAllReduce(), MODEL, 4)
+    slow = dataclasses.replace(HARDWARE, memory_bytes_per_s=1e6)
+    four, twelve = price([step], (12, 4), slow).rows
+    assert (four.source, twelve.source) == ("compiled", "cost")
+    assert four.compiled_step_s == step.report.timeline(slow).step_s
+    assert four.compute_s > 100 * price([step], [4], HARDWARE).rows[0].compute_s
+    assert four.communication_s == pytest.approx(
+        communication_s(step.messages, 4, HARDWARE), rel=1e-9
+    )
+    assert step.report.verify(step.train).kept
+    assert step.rows == ROWS

@@ -112,8 +112,10 @@ def two_sums(x, barrier=False):
 def test_an_3_combined_buckets_count_as_their_sum(barrier):
     body = partial(two_sums, barrier=barrier)
     merged = report_of(body, ROWS, out_specs=P())
-    (op,) = merged.collectives
-    assert [str(array) for array in op.arrays] == ["f32[1,8]", "f32[1,8]"]
+    found = [str(array) for op in merged.collectives for array in op.arrays]
+    assert found == ["f32[1,8]", "f32[1,8]"]
+    # jax 0.10 merges them in spite of a barrier, 0.12 does not.
+    assert len(merged.collectives) == 1 or barrier
     apart = report_of(
         body, ROWS, out_specs=P(), xla_disable_hlo_passes="cpu-all-reduce-combiner"
     )

@@ -1,7 +1,7 @@
-"""The same step on H100 that are not here: nn.DataParallel against DDP, device by device.
+"""The same step on H100 that are not here: nn.DataParallel and DDP, device by device.
 
-Of nn.DataParallel the program of one replica is compiled, loss and gradient of its rows;
-what the main device holds beside it is known from shapes: the gradients that it
+Of nn.DataParallel the program of one replica is compiled, loss and gradient of its
+rows; what the main device holds beside it is known from shapes: the gradients that it
 receives, the optimizer state, the gathered outputs. DDP is one program on all devices.
 """
 
@@ -22,7 +22,7 @@ from experiments.parts.footprint import (
 )
 from experiments.parts.resnet import Problem
 from jaxdp import targets
-from jaxdp.prediction import GPU_OPTIONS
+from jaxdp.prediction import options_for
 from jaxdp.program.memory import Memory, memory_of
 
 TARGET = "h100"
@@ -100,7 +100,7 @@ def distributed(given: Problem) -> dict[str, int]:
         *(state, batch),
         target=TARGET,
         devices=devices,
-        compiler_options=GPU_OPTIONS,
+        compiler_options=options_for(TARGET),
     )
     planned = _memory(program)
     parts = {
@@ -119,7 +119,7 @@ def distributed(given: Problem) -> dict[str, int]:
 def _planned(step: Any, *arguments: Any) -> Memory:
     """What XLA plans for a program of one H100."""
     program = jaxdp.compile_for(
-        step, *arguments, target=TARGET, devices=1, compiler_options=GPU_OPTIONS
+        step, *arguments, target=TARGET, devices=1, compiler_options=options_for(TARGET)
     )
     return _memory(program)
 

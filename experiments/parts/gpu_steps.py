@@ -9,7 +9,7 @@ import jax
 import jaxdp
 from experiments.harness import wording
 from jaxdp import targets
-from jaxdp.prediction import GPU_OPTIONS, Model
+from jaxdp.prediction import Model, compiled_step
 from jaxdp.program import ProgramReport
 from jaxdp.program.held import Holdings
 from jaxdp.program.timeline import Timeline
@@ -79,22 +79,14 @@ def step(
     hosts: int,
 ) -> Step:
     """Compiles one step for devices that are not here, and reads it."""
-    train = model.training(design, targets.mesh(target, devices, hosts))
-    program = jaxdp.compile_for(
-        train.step,
-        *(model.state(train), model.global_batch(devices)),
-        target=target,
-        devices=devices,
-        hosts=hosts,
-        compiler_options=GPU_OPTIONS,
-    )
-    report = jaxdp.analyze(program)
+    made = compiled_step(design, model, devices, target, hosts)
+    report = made.report
     hardware = targets.hardware(target, devices_per_host=devices // hosts)
     return Step(
-        *(model, name, devices, program, report),
+        *(model, name, devices, made.program, report),
         timeline=report.timeline(hardware),
-        verdict=report.verify(train),
-        held=report.held(train),
+        verdict=report.verify(made.train),
+        held=report.held(made.train),
     )
 
 

@@ -1,6 +1,16 @@
 """Predicted steps: what a design costs with devices that nobody has to own."""
 
-from jaxdp.prediction.model import GPU_OPTIONS, Model
-from jaxdp.prediction.scaling import Predicted, Prediction, predict
+from jaxdp.prediction.model import Model
+from jaxdp.prediction.scaling import Predicted, Prediction, predict, price
+from jaxdp.prediction.step import CompiledStep, compiled_step, options_for
 
-__all__ = ("GPU_OPTIONS", "Model", "Predicted", "Prediction", "predict")
+__all__ = (
+    "CompiledStep",
+    "Model",
+    "Predicted",
+    "Prediction",
+    "compiled_step",
+    "options_for",
+    "predict",
+    "price",
+)

@@ -11,8 +11,6 @@ from jaxdp.precision import Precision
 from jaxdp.training import DataParallel, data_parallel
 
 PyTree = Any
-# XLA's search for tiles of its Triton kernels needs the GPU, or fails on some shapes.
-GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 
 
 class Model(NamedTuple):

@@ -15,11 +15,10 @@ from typing import Literal, NamedTuple
 
 from jaxdp import targets
 from jaxdp.designs import Design
-from jaxdp.jaxprs import opened
 from jaxdp.prediction.links import communication_s, spread
-from jaxdp.prediction.model import GPU_OPTIONS, Model
-from jaxdp.program.messages import Message, messages
-from jaxdp.program.report import analyze
+from jaxdp.prediction.model import Model
+from jaxdp.prediction.step import CompiledStep, compiled_step
+from jaxdp.program.messages import Message
 from jaxdp.program.timeline import Timeline
 from jaxdp.targets import Hardware
 
@@ -53,16 +52,14 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A design from few devices to many.
+    """The step of a design from few devices to many.
 
     Attributes:
-        design: What was predicted.
         hardware: For what; hosts are full where several are needed.
         rows: One for each number of devices.
         rows_per_device: Rows of a device's batch.
     """
 
-    design: Design
     hardware: Hardware
     rows: tuple[Predicted, ...]
     rows_per_device: int
@@ -109,52 +106,62 @@ def predict(
     """
     machine = targets.hardware(hardware)
     counts = sorted({devices} if isinstance(devices, int) else set(devices))
-    compiled = [n for n in counts if n <= compile_up_to]
-    if not compiled or counts[0] < 1:
+    known = [n for n in counts if n <= compile_up_to]
+    if not known or counts[0] < 1:
         raise ValueError(
             f"predict got devices={counts} and compile_up_to={compile_up_to}. At least "
             f"one number from 1 to {compile_up_to} is needed, to know what computation "
             f"takes. Add one, or raise compile_up_to to {max(counts[0], 1)}."
         )
-    programs = {n: _compiled(design, model, machine, n, hosts) for n in compiled}
-    largest = programs[compiled[-1]]
-    rows = [_row(n, programs.get(n), largest, machine, hosts) for n in counts]
-    return Prediction(design, machine, tuple(rows), model.rows)
-
-
-class _Program(NamedTuple):
-    """A step that was compiled, and what it sends."""
-
-    timeline: Timeline
-    messages: tuple[Message, ...]
-
-
-def _compiled(
-    design: Design, model: Model, machine: Hardware, devices: int, hosts: int | None
-) -> _Program:
-    """Compiles the step for some devices and replays it."""
     if not machine.target:
         raise ValueError(
             f"predict got hardware {machine.name!r} without a target. It compiles the "
             f"step for a chip, one of {', '.join(targets.NAMES)}. Make it with "
             "jaxdp.targets.hardware(target, ...), and replace what differs."
         )
-    machine = spread(machine, devices, hosts)
-    count = devices // machine.devices_per_host or 1
-    mesh = targets.mesh(machine.target, devices, count)
-    train = model.training(design, mesh)
-    arguments = model.state(train), model.global_batch(devices)
-    options = GPU_OPTIONS if targets.chip(machine.target).backend == "cuda" else None
-    program = targets.compile_for(
-        train.step,
-        *arguments,
-        target=machine.target,
-        devices=devices,
-        hosts=count,
-        compiler_options=options,
-    )
-    sent = messages(opened(train.trace(*arguments).jaxpr))
-    return _Program(analyze(program).timeline(machine), sent)
+    steps = []
+    for n in known:
+        count = spread(machine, n, hosts)
+        given = {"target": machine.target, "hosts": n // count.devices_per_host}
+        steps.append(compiled_step(design, model, n, **given))
+    return price(steps, counts, machine, hosts)
+
+
+def price(
+    steps: Sequence[CompiledStep],
+    devices: Sequence[int],
+    hardware: str | Hardware,
+    hosts: int | None = None,
+) -> Prediction:
+    """Predicts step times from steps that are compiled already, on any hardware.
+
+    A program of one chip may be priced on another: XLA would fuse otherwise there, so
+    what it computes is that of its own chip, at the other's speed.
+
+    Args:
+        steps: Of one design and model, from `compiled_step`.
+        devices: Numbers of devices.
+        hardware: As in `predict`.
+        hosts: As in `predict`.
+
+    Raises:
+        ValueError: As `predict`.
+    """
+    machine = targets.hardware(hardware)
+    programs = {}
+    for step in steps:
+        timeline = step.report.timeline(spread(machine, step.devices, hosts))
+        programs[step.devices] = _Program(timeline, step.messages)
+    largest = programs[max(programs)]
+    rows = [_row(n, programs.get(n), largest, machine, hosts) for n in sorted(devices)]
+    return Prediction(machine, tuple(rows), steps[0].rows)
+
+
+class _Program(NamedTuple):
+    """A compiled step on some hardware, and what it sends."""
+
+    timeline: Timeline
+    messages: tuple[Message, ...]
 
 
 def _row(
