@@ -41,7 +41,7 @@ format: $(VENV)/.dev  ## format the code and apply safe lint fixes
 bench: $(VENV)/.experiments  ## compare with the same programs written by hand
 	$(BIN)/python -m benchmarks $(ARGS)
 
-gpu-check: $(VENV)/.experiments  ## measure this machine's GPU: under 5 minutes, no network
+gpu-check: $(VENV)/.test  ## measure this machine's GPU: under 5 minutes, no network
 	@$(BIN)/python -m experiments.gpu_check $(ARGS)
 
 clean:  ## remove environments, caches and results

@@ -47,11 +47,10 @@ from experiments.parts import scaling_steps as steps
 from experiments.parts import scaling_tables as tables
 from experiments.parts.scaling_tables import DDP, DP, NATIVE, Curve
 from jaxdp import targets
+from jaxdp.prediction import CompiledStep, Model, compiled_step
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from jaxdp.prediction import Model
 
 COMPILED = 8  # devices of the programs: a host
 COUNTS = tuple(2**power for power in range(11))
@@ -103,7 +102,7 @@ def run(config: Config) -> Result:
 
 
 def price(
-    models: Sequence["Model"], target: str | None, counts: Sequence[int]
+    models: Sequence[Model], target: str | None, counts: Sequence[int]
 ) -> list[Curve]:
     """Compiles every step, then prices it on all hardware."""
     curves = []
@@ -111,7 +110,8 @@ def price(
         for model in models:
             made = {}
             for name, design in DESIGNS.items():
-                made[name] = steps.compiled(design, model, COMPILED, target)
+                step = compiled_step(design, model, COMPILED, target)
+                made[name] = steps.remembering(step)
                 advance()
             curves += [
                 curve(model, made, name, machine, counts)
@@ -121,15 +121,15 @@ def price(
 
 
 def curve(
-    model: "Model",
-    made: dict[str, steps.Step],
+    model: Model,
+    made: dict[str, CompiledStep],
     name: str,
     machine: targets.Hardware,
     counts: Sequence[int],
 ) -> Curve:
     """One model on one kind of hardware."""
     priced = {
-        design: steps.all_reduce(step, machine, counts) for design, step in made.items()
+        design: steps.designed(step, machine, counts) for design, step in made.items()
     }
     alone_ms = priced[NATIVE][0].compute_ms
     elements = steps.parameters(model)

@@ -20,19 +20,22 @@ Expected numbers, for Φ bytes of gradients, by closed form:
   4 servers that work         (N+2)Φ/4 each, and (N-1)Φ/4 of it for what they serve
   2 dedicated servers         (N-1)Φ/2 each
   recursive doubling          log2(N)Φ per device, in as many rounds
-  bf16, int8                  a half and a quarter of a ring, in parts to their owners
+  bf16, int8                  a half and a quarter of a ring: parts go to their owners
   all links together          2(N-1)Φ for rings, stars and servers; N log2(N)Φ for
                               recursive doubling
-  time, one server / ring     61 at N = 64 for ResNet-50 on 10 Gbit/s: predicted
+  time, one server / ring     62 at N = 64 for ResNet-50 on 10 Gbit/s: predicted
+
+Rounds on the critical path are counted too: 2(N-1) in a ring, 2 through servers. With
+compressed gradients XLA sums the loss in the kernel that updates parameters, so that
+the ring of the loss waits: N + 2(N-1) rounds up to N = 16, where it need not.
 
 XLA's own all-reduce leaves links to the runtime: it is counted as the ring that NCCL
 makes. Times are predicted by the cost of the schedules; nothing is timed here.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from experiments.harness import config as harness
 from experiments.harness import devices, show
@@ -42,6 +45,7 @@ from experiments.parts import traffic_counts as counts
 from experiments.parts import traffic_designs as designs
 from experiments.parts import traffic_figures as figures
 from experiments.parts import traffic_port as port
+from experiments.parts import traffic_tables as tables
 from experiments.parts import traffic_times as times
 from experiments.parts.traffic_counts import TARGET, Counted
 from jaxdp import targets
@@ -50,28 +54,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COUNTS = (1, 2, 3, 4, 8, 16, 64)  # devices of the programs
-MAPPED = 8  # devices of the maps of links
 FEWEST = 4  # with which every design exists
 TINY = (1, 4)
 LARGE = 64  # from here on, what is slow to compile is compiled for one gradient only
-PHI = ", ".join(
-    f"{counts.phi(name):,} bytes ({name} chunks)" for name in counts.GRADIENTS
-)
-STEP = "design", "N", "chunks"
-PER_DEVICE = (
-    *STEP,
-    *("gradients_bytes", "beside_bytes", "padding_bytes", "counted_bytes", "exact"),
-)
-PER_LINK = (
-    *STEP,
-    *("link, formula_bytes", "link, counted_bytes"),
-    *("all links, formula_bytes", "all links, counted_bytes"),
-)
-ROUNDS = (
-    *STEP,
-    *("others, formula_bytes", "others, counted_bytes"),
-    *("rounds, formula", "rounds, counted", "planned"),
-)
 Found = dict[tuple[str, str, int], Counted]  # by design, gradient and N
 
 
@@ -112,10 +97,11 @@ def run(config: Config) -> Result:
             claims.shares(rows, where),
         ],
         tables={
-            "designs": summary(rows, where),
-            "sent_by_the_busiest_device": table(rows, PER_DEVICE, where),
-            "carried_by_links": table(rows, PER_LINK, where),
-            "sent_by_others_and_rounds": table(rows, ROUNDS, where),
+            "designs": tables.summary(rows, where),
+            **{
+                name: tables.columns(rows, columns, where)
+                for name, columns in tables.COUNTED.items()
+            },
             "predicted_times": predicted,
         },
         figures=draw(found, rows, gradients[0], where),
@@ -167,50 +153,9 @@ def in_traces(numbers: Sequence[int], gradients: Sequence[str]) -> Found:
     return {(designs.PORT, *key): port.count(*key) for key in keys}
 
 
-def summary(rows: Rows, where: str) -> Rows:
-    """Gradients at one number of devices, in Φ, and whether all was as expected."""
-    last = max(row["N"] for row in rows if row["N"] <= MAPPED)
-    every: dict[str, list[bool]] = {}
-    for row in rows:
-        every.setdefault(row["design"], []).append(row["exact"])
-    label = f"gradients, N = {last}, {where}; DataParallel: in the trace of a step"
-    return [
-        {
-            "design": row["design"],
-            "busiest sends": row["formula"],
-            "in Φ": float(claims.gradients(row)),
-            "others": _in_phi(row, "least", "others"),
-            "a link": _in_phi(row, "link", "link"),
-            "all links": _in_phi(row, "total", "all links"),
-            "rounds": row["rounds, counted"],
-            "steps": len(every[row["design"]]),
-            "all exact": all(every[row["design"]]),
-            "label": label,
-        }
-        for row in rows
-        if row["N"] == last and row["chunks"] == rows[0]["chunks"]
-    ]
-
-
-def _in_phi(row: Mapping[str, Any], measure: str, column: str) -> float:
-    return float(claims.gradients(row, measure, f"{column}, counted_bytes"))
-
-
-def table(rows: Rows, columns: Sequence[str], where: str) -> Rows:
-    """Some columns, with fractions as JSON has them."""
-
-    def plain(value: Any) -> Any:
-        if not isinstance(value, Fraction):
-            return value
-        return int(value) if value.denominator == 1 else float(value)
-
-    label = {"label": f"{where}; Φ = {PHI}"}
-    return [{name: plain(row[name]) for name in columns} | label for row in rows]
-
-
 def draw(found: Found, rows: Rows, gradient: str, where: str) -> dict[str, "Figure"]:
     """Both figures, of one gradient."""
-    last = max(n for _, _, n in found if n <= MAPPED)
+    last = max(n for _, _, n in found if n <= tables.MAPPED)
     by_link = {
         name: found[name, gradient, last]
         for name in designs.WAYS

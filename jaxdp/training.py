@@ -115,8 +115,8 @@ def data_parallel(
             gradients that would be summed twice or never, a model state that differs
             between replicas without a policy.
         TypeError: A design that is none; parameters or a loss that are not floating.
-        RuntimeError: From `step`, `params` and `lower`: a state that was given to a
-            step before.
+        RuntimeError: From `step`, `params`, `lower` and `trace`: a state that was
+            given to a step before.
         FloatingPointError: From `step` and `params`: gradients overflow at the smallest
             loss scale. `step` notices once the step that did it is done.
 

@@ -35,9 +35,12 @@ def text_of(compiled: jax.stages.Compiled) -> str:
 
 
 def instructions(compiled: jax.stages.Compiled) -> list[str]:
-    """The program with numbers for names, without places in source and fingerprints."""
+    """The program with numbers for names, without places in source and fingerprints.
+
+    Nor with shardings of parameters, which one version of XLA writes in two ways.
+    """
     numbers: dict[str, int] = {}
-    text = re.sub(r", metadata=\{[^}]*\}", "", text_of(compiled))
+    text = re.sub(r", metadata=\{[^}]*\}|, sharding=.*", "", text_of(compiled))
     text = re.sub(r"[\w.-]+: (?=\(|\w+\[)", "", text)  # names of parameters
     text = re.sub(
         r"%[\w.-]+", lambda name: f"%{numbers.setdefault(name[0], len(numbers))}", text

@@ -5,6 +5,7 @@ import subprocess
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import jaxdp
@@ -12,8 +13,18 @@ from experiments.gpu_check import __main__ as command
 from experiments.gpu_check import predicted, rates, steps, suite
 from experiments.gpu_check.clock import Clock
 from experiments.harness import result
-from experiments.parts import gpu_models
+from jaxdp.precision import Precision
+from jaxdp.prediction import Model
+from tests.compilers import shape
 
+MODEL = Model(
+    loss_fn=lambda params, batch: (jnp.mean((batch @ params - 1) ** 2), jaxdp.Aux()),
+    optimizer=optax.sgd(0.1),
+    params=shape(4, 3),
+    batch=shape(8, 4),
+    precision=Precision("f32"),
+    name="linear",
+)
 PASSED = {"files": 1, "passed": 7, "failed": 0, "error": 0, "skipped": 0, "why": ""}
 
 
@@ -83,11 +94,10 @@ def test_rates_by_type():
 
 
 def test_the_plain_step_is_what_a_design_computes():
-    model = gpu_models.transformer(tiny=True, compute="f32")
-    given = [steps.filled(x) for x in (model.params, model.model_state, model.batch)]
+    given = [steps.filled(x) for x in (MODEL.params, MODEL.model_state, MODEL.batch)]
     losses = []
     mesh = jaxdp.data_mesh(1)
-    for make in (steps.plain(model), steps.of(model, jaxdp.RingAllReduce(), mesh)):
+    for make in (steps.plain(MODEL), steps.of(MODEL, jaxdp.RingAllReduce(), mesh)):
         _, call = make(*given)
         values = [call() for _ in range(3)]
         losses.append([v["loss"] if isinstance(v, dict) else v for v in values])
@@ -97,9 +107,8 @@ def test_the_plain_step_is_what_a_design_computes():
 
 
 def test_designs_are_left_out_when_time_runs_short(capsys):
-    model = gpu_models.transformer(tiny=True)
     designs = {"ring": jaxdp.RingAllReduce()}
-    found = steps.measure(model, designs, 2, Clock(30.0), keep_s=31.0)
+    found = steps.measure(MODEL, designs, 2, Clock(30.0), keep_s=31.0)
     assert [row["step"] for row in found.rows] == [steps.PLAIN]
     assert "ring: left out, too little time" in capsys.readouterr().out
 

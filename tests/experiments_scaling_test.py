@@ -1,6 +1,7 @@
 """What the experiment `scaling` makes of compiled steps, by hand-made numbers."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -15,9 +16,9 @@ from experiments.parts import scaling_claims as claims
 from experiments.parts import scaling_hardware as hardware
 from experiments.parts import scaling_steps as steps
 from experiments.parts import scaling_tables as tables
-from experiments.parts.scaling_steps import Priced, Step
-from jaxdp import targets
-from jaxdp.prediction import Model, predict
+from experiments.parts.scaling_steps import Priced
+from jaxdp import algorithms, targets
+from jaxdp.prediction import CompiledStep, Model, compiled_step, predict
 from jaxdp.program.messages import Message
 from tests.compilers import needs_compiler
 
@@ -73,23 +74,45 @@ def test_data_parallel_crosses_the_network_beyond_a_host():
 def native_step(exposed_s):
     """A replayed step on 8 devices: 10 ms of computation, 4 ms of communication."""
     times = {"compute_s": 0.01, "communication_s": 0.004, "exposed_s": exposed_s}
+    times["step_s"] = 0.01 + exposed_s
     report = SimpleNamespace(timeline=lambda machine: SimpleNamespace(**times))
     sent = (Message(None, "all-reduce", MILLION, 4, count=2),)
-    return Step(report, 8, sent)  # type: ignore[arg-type]
+    return CompiledStep(None, None, report, sent, 8, 4)  # type: ignore[arg-type]
 
 
-def test_all_reduce_hides_the_share_that_was_hidden():
+def test_a_design_hides_the_share_that_was_hidden():
     machine = hardware.machines()["100G, 1 a host"]
-    one, two, eight = steps.all_reduce(native_step(0.001), machine, (1, 2, 8))
+    one, two, eight = steps.designed(native_step(0.001), machine, (1, 2, 8))
     assert (one.step_ms, one.communication_ms) == (10, 0)
     np.testing.assert_allclose(eight, (8, 10, 4, 1))
     twice_ms = 2 * 2 * (0.03 + 2 * MILLION / 12.5e6)  # 2 messages of 2 rounds
     np.testing.assert_allclose(two, (2, 10, twice_ms, twice_ms / 4))
 
 
-def test_all_reduce_hides_no_more_than_there_is_to_compute():
+def test_schedules_are_built_once_for_each_number_of_devices():
+    built = []
+
+    def family(devices):
+        built.append(devices)
+        return algorithms.ring(devices)
+
+    ring = replace(algorithms.ring(2), family=family)
+    messages = (Message(ring, "all_reduce", 8, 4), Message(ring, "all_reduce", 16, 4))
+    given = native_step(0.0)._replace(messages=(*messages, *native_step(0.0).messages))
+    kept = steps.remembering(given)
+    assert kept.messages == given.messages
+    sized = [m.resized(4).schedule for m in kept.messages[:2] * 2]
+    assert sized == [algorithms.ring(4)] * 4
+    assert built == [4]
+
+
+def test_hosts():
+    assert [hardware.hosted(name) for name in hardware.machines()] == [8, 8, 8, 8, 1, 1]
+
+
+def test_a_design_hides_no_more_than_there_is_to_compute():
     machine = hardware.machines()["10G, 1 a host"]
-    (far,) = steps.all_reduce(native_step(0.0), machine, (1024,))
+    (far,) = steps.designed(native_step(0.0), machine, (1024,))
     assert far.communication_ms > 100
     np.testing.assert_allclose(far.exposed_ms, far.communication_ms - 10)
 
@@ -101,9 +124,9 @@ def test_all_reduce_hides_no_more_than_there_is_to_compute():
     ids=["ring", "native"],
 )
 def test_prices_are_those_of_predict(model, design):
-    step = steps.compiled(design, model, 4, "h100")
+    step = compiled_step(design, model, 4, "h100")
     machine = targets.hardware("h100", network_name="ethernet-10g", devices_per_host=4)
-    found = steps.all_reduce(step, machine, (4, 8, 32))
+    found = steps.designed(step, machine, (4, 8, 32))
     given = {"hardware": machine, "compile_up_to": 4}
     rows = predict(design, model, (4, 8, 32), **given).rows
     for mine, row in zip(found, rows, strict=True):
@@ -117,9 +140,9 @@ def test_without_the_compiler_steps_are_compiled_at_hand(monkeypatch, capsys, mo
     assert steps.compiler() is None
     said = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "No compiler for h100. Steps are compiled for the devices at hand" in said
-    step = steps.compiled(jaxdp.RingAllReduce(), model, 2, None)
+    step = compiled_step(jaxdp.RingAllReduce(), model, 2, None)
     machine = hardware.machines()["10G, 1 a host"]
-    two, four = steps.all_reduce(step, machine, (2, 4))
+    two, four = steps.designed(step, machine, (2, 4))
     sent = -(-(96 * 64 + 1) // 4) * 4 / 1.25e6  # a quarter of weights and loss
     np.testing.assert_allclose(four.communication_ms, 6 * (0.05 + sent), rtol=1e-3)
     assert 0 < two.exposed_ms <= two.communication_ms < four.communication_ms
@@ -186,9 +209,16 @@ def test_faster_holds_if_all_is_between_15_and_30_percent():
     [
         ([curve(hardware.PCIE, "large", 1, 1)], "holds"),
         ([curve(hardware.PCIE, "small", 10, 1), curve("y", "small", 1, 1)], "partly"),
+        (
+            [
+                curve(hardware.PCIE, "small", 10, 1),
+                curve(hardware.NVLINK, "small", 1, 1),
+            ],
+            "partly",
+        ),
         ([curve(hardware.PCIE, "large", 10, 1)], "refuted"),
     ],
-    ids=["falls", "falls elsewhere", "never falls"],
+    ids=["falls", "falls elsewhere", "falls on one", "never falls"],
 )
 def test_verdict_of_saturation(curves, verdict):
     claim = claims.saturates(curves, PARAMETERS)

@@ -15,6 +15,7 @@ from experiments.parts import traffic_counts as counts
 from experiments.parts import traffic_designs as designs
 from experiments.parts import traffic_formulas as formulas
 from experiments.parts import traffic_port as port
+from experiments.parts import traffic_tables as tables
 from experiments.parts import traffic_times as times
 from jaxdp import targets
 from tests.compilers import needs_compiler
@@ -153,6 +154,9 @@ def test_one_byte_more_is_not_exact():
     assert claims.gradients(good) == 3
     bad = counts.row(way, "uneven", 4, star_counts(4, PHI + 4, extra=1))
     assert not bad["exact"] and not bad["planned"]
+    received = star_counts(4, PHI + 4)
+    more = tuple(x + 1 for x in received.received)
+    assert not counts.row(way, "uneven", 4, received._replace(received=more))["exact"]
     swapped = star_counts(4, PHI + 4)
     turned = {(3 - a, 3 - b): x for (a, b), x in swapped.links.items()}
     other = counts.row(way, "uneven", 4, swapped._replace(links=turned))
@@ -261,7 +265,7 @@ def test_claims_are_refuted_if_one_row_is_wrong(rows, wrong):
 
 
 def test_claim_of_time_is_refuted_if_it_is_not_about_n(rows):
-    slow = [row | {times.RATIO: 0.8 * row["N"]} for row in times.rows([4, 8])]
+    slow = [{**row, times.RATIO: 0.8 * row["N"]} for row in times.rows([4, 8])]
     assert claims.server(rows, slow, "").verdict == "refuted"
 
 
@@ -290,9 +294,17 @@ def test_slow_programs_are_compiled_for_one_gradient_only(monkeypatch):
 
 
 def test_fractions_become_numbers_that_json_has(rows):
-    (row,) = traffic.table(rows[:1], ["N", "gradients_bytes", "counted_bytes"], "x")
+    (row,) = tables.columns(rows[:1], ["N", "gradients_bytes", "counted_bytes"], "x")
     assert isinstance(row["gradients_bytes"], float)
     assert row["label"].startswith("x; Φ = 107,428 bytes")
+
+
+def test_measures_take_what_is_received_into_account():
+    counted = counts.Counted((5, 1), (2, 4), {(0, 1): 4, (1, 0): 2}, 1)
+    assert counted.measure("most") == {5, 4}
+    assert counted.measure("least") == {1, 2}
+    assert counted.measure("link") == {4}
+    assert counted.measure("total") == {6}
 
 
 @pytest.mark.parametrize("given", [{"most": 3}, {"devices": 2}], ids=str)

@@ -88,6 +88,38 @@ def test_unknown_groups_are_refused_with_their_line(text):
     assert repr(text) in str(error.value) and shapes.quote(line) in str(error.value)
 
 
+def test_operands_with_shapes_and_tiles():
+    line = (
+        "ROOT %c = f32[8] copy(f32[8]{0:T(8,128)S(1)} /*x)*/%p), metadata={op_name=1}"
+    )
+    text = program(f"  %p = f32[8]{{0}} parameter(0)\n  {line}")
+    copied = hlo.parse(text).computations["main"]["c"]
+    assert copied.operands == ("p",)
+    assert copied.attributes == {"metadata": "{op_name=1}"}
+
+
+@pytest.mark.parametrize(
+    ("written", "keys"),
+    [
+        (
+            'metadata={op_name="a, b"}, backend_config={"n":[1,{"m":"}"}]}',
+            ["metadata", "backend_config"],
+        ),
+        ('backend_config={"a":1}, origin={{"x"}}', ["backend_config", "origin"]),
+        (
+            'frontend_attributes={x=", backend_config={"}, channel_id=1',
+            ["frontend_attributes", "channel_id"],
+        ),
+    ],
+    ids=["before", "behind", "in_quotes"],
+)
+def test_attributes_around_a_configuration(written, keys):
+    text = program(f"  ROOT %p = f32[8]{{0}} parameter(0), {written}")
+    found = hlo.parse(text).computations["main"]["p"].attributes
+    assert list(found) == keys
+    assert ", ".join(f"{key}={value}" for key, value in found.items()) == written
+
+
 def test_an_unknown_group_syntax_stops_the_report():
     line = "%x = f32[8]{0} all-reduce(%p), replica_groups=ring(4), to_apply=%add"
     with pytest.raises(ValueError, match=r"replica_groups='ring\(4\)'.*%x = f32\[8\]"):

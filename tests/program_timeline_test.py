@@ -162,6 +162,13 @@ def test_streams_by_hand(name):
     assert streams.end_s == max(*compute, *communication)
 
 
+def test_a_device_in_two_pairs_starts_with_the_first_and_ends_with_the_last():
+    streams = _run([A, _send("b", [(0, 2), (2, 3)], 3)], devices=4)
+    both = streams.records[-1]
+    assert both.start_s[[0, 2, 3]].tolist() == [4, 0, 0]
+    assert both.end_s[[0, 2, 3]].tolist() == [7, 7, 3]
+
+
 def test_what_a_copy_is_waited_for_is_work_of_the_device():
     streams = _run(RUNS["a copy that is waited for"][0])
     spans = [(r.name, r.stream, r.start_s[0], r.end_s[0]) for r in streams.records]
@@ -183,6 +190,7 @@ BODIES = {
         Loop("inner", (_kernel("i", 1),), (_kernel("j", 2), A, DONE_A), 6),
     ),
     "no time": (_kernel("k", 0),),
+    "a transfer of no time": (_send("a", [(0, 1)], 0), _kernel("k", 3)),
 }
 
 
@@ -191,10 +199,39 @@ BODIES = {
 )
 @pytest.mark.parametrize("body", BODIES)
 def test_a_loop_is_its_turns(body, before):
+    _assert_loop_is_its_turns(BODIES[body], before, devices=3)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_random_loop_is_its_turns(seed):
+    draw = np.random.default_rng(seed)
+    devices = int(draw.integers(2, 6))
+
+    def item(number):
+        if draw.random() < 0.3:
+            return _kernel(f"k{number}", float(draw.integers(1, 9)))
+        # Each device once as a source, once as a target.
+        count = int(draw.integers(1, devices + 1))
+        ends = (draw.permutation(devices)[:count].tolist() for _ in range(2))
+        size, blocks = int(draw.integers(1, 9)), bool(draw.random() < 0.4)
+        return _send(f"s{number}", zip(*ends, strict=True), size, blocks)
+
+    items = [item(number) for number in range(int(draw.integers(4, 12)))]
+    half = len(items) // 2
+    waits = [
+        Done(f"d{start.name}", start.name)
+        for start in items[half:]
+        if isinstance(start, Start) and draw.random() < 0.5
+    ]
+    _assert_loop_is_its_turns((*items[half:], *waits), tuple(items[:half]), devices)
+
+
+def _assert_loop_is_its_turns(body, before, devices):
     condition = (_kernel("again", 0.25),)
-    loop = Loop("loop", condition, BODIES[body], 23)
-    unrolled = [*condition, *(23 * (*BODIES[body], *condition))]
-    found, expected = _run([*before, loop]), _run([*before, *unrolled])
+    loop = Loop("loop", condition, body, 23)
+    unrolled = [*condition, *(23 * (*body, *condition))]
+    found = _run([*before, loop], devices)
+    expected = _run([*before, *unrolled], devices)
     np.testing.assert_allclose(found.free_s, expected.free_s, rtol=1e-12)
     assert len(found.records) == len(expected.records)
     for one, other in zip(found.records, expected.records, strict=True):
@@ -269,10 +306,14 @@ def test_groups_that_cross_one_adapter_share_it():
 def test_pairs_that_cross_one_adapter_share_it():
     into = _op("collective-permute", 1000, pairs=((2, 0), (3, 1), (0, 2), (4, 5)))
     apart = _op("collective-permute", 1000, pairs=((2, 0), (1, 4)))
+    entering = _op("collective-permute", 1000, pairs=((2, 0), (4, 1)))
+    leaving = _op("collective-permute", 1000, pairs=((0, 2), (1, 4)))
     one, each = 31e-6 + 1000 / 13e9, 31e-6 + 2000 / 13e9
     assert seconds(into, _machine(2, shared=True)) == pytest.approx(each, rel=1e-12)
     assert seconds(into, _machine(2)) == pytest.approx(one, rel=1e-12)
     assert seconds(apart, _machine(2, shared=True)) == pytest.approx(one, rel=1e-12)
+    for op in (entering, leaving):
+        assert seconds(op, _machine(2, shared=True)) == pytest.approx(each, rel=1e-12)
 
 
 def _text_of(schedule, length=1000) -> str:
@@ -713,6 +754,19 @@ def test_a_figure_of_a_few_bars(timeline):
     assert sum(widths) == pytest.approx(1e6 * timeline.exposed_s)
 
 
+def test_a_figure_shows_what_is_exposed_at_the_end():
+    found = replay(hlo.parse(modules.module_text("h100-gathered")), "h100")
+    assert found.bars[-1].stream == "communication"
+    (exposed,) = (
+        each
+        for each in draw_timeline(found).axes[0].collections
+        if each.get_gid() == "exposed"
+    )
+    spans = [np.asarray(path.vertices)[:, 0] for path in exposed.get_paths()]
+    assert sum(map(np.ptp, spans)) == pytest.approx(1e6 * found.exposed_s)
+    assert max(spans[-1]) == pytest.approx(1e6 * found.step_s)
+
+
 def test_a_figure_of_many_bars(timeline):
     bars = [
         Bar("compute", "k", "matrix product", 4.0 * i, 4.0 * i + 1, 0)
@@ -753,6 +807,6 @@ def test_a_long_program_is_replayed_fast():
     module = hlo.parse(text)
     started = time.process_time()
     found = replay(module, "h100")
-    # About half a second here; room for machines that are slower.
-    assert time.process_time() - started < 2
+    # Below 1 s on a quiet machine; tests of others run beside.
+    assert time.process_time() - started < 3
     assert len(found.bars) == 3 * 1250 + 4

@@ -14,8 +14,10 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxdp.program import analyze
+from jaxdp.program import analyze, traffic
+from jaxdp.program.collective import CollectiveOp
 from jaxdp.program.report import ProgramReport
+from jaxdp.program.shapes import Array
 from tests.programs import DATA, RING, ROWS, data_mesh
 
 
@@ -154,6 +156,22 @@ def test_a_permute_is_counted_pair_by_pair():
     assert report.sent_bytes == (0, 80, 16, 64, 0, 0, 0, 0)
     assert report.received_bytes == (16, 0, 80, 0, 64, 0, 0, 0)
     assert report.collectives[0].pairs == ((0, 0), (1, 2), (3, 4))
+
+
+def test_who_sends_to_whom_in_kinds_without_pairs_is_a_model():
+    def links(kind, *groups):
+        return traffic.links(CollectiveOp(kind, (Array("f32", (6,), 32),), groups))
+
+    ring = {(0, 2): 32, (2, 1): 32, (1, 0): 32}  # 4 chunks of 2 elements, in its order
+    assert links("all-reduce", (0, 2, 1)) == ring
+    assert links("reduce-scatter", (0, 1), (3, 2)) == dict.fromkeys(
+        [(0, 1), (1, 0), (3, 2), (2, 3)], 12
+    )
+    assert links("all-gather", (5, 4)) == {(5, 4): 24, (4, 5): 24}
+    everybody = [(a, b) for a in range(3) for b in range(3) if a != b]
+    assert links("all-to-all", (0, 1, 2)) == dict.fromkeys(everybody, 8)
+    assert links("collective-broadcast", (1, 0, 2)) == {(1, 0): 24, (0, 2): 24}
+    assert links("all-reduce", (7,)) == {}
 
 
 def test_a_loop_of_seven_permutes_sends_448_bytes():

@@ -72,6 +72,7 @@ def test_the_whole_program_is_read():
          r"3 of 4 devices in the groups of 'ROOT %ag"),
         ("id=3, replica_groups={{0,1,2,3}}", "id=3, replica_groups={{0,1,2},{3}}",
          r"groups of \[1, 3\] devices in 'ROOT %ag"),
+        ("u32[], u32[])", "u32[], f32[2])", r"f32\[8\], f32\[8\], u32\[\], f32\[2\]\."),
         ('1 "tests', 'x "tests', r"read line 4 of the HLO text: 'x \"tests"),
         ("%inner (q: f32[8]) -> f32[2] {\n", "", r"line 12 .*'%q = f32.*outside"),
         ("{0}\n}\n", "{0}\n", r"ends inside a computation.*'ROOT %ag"),
@@ -92,6 +93,8 @@ def test_the_marks_of_a_tpu_must_fit():
         analyze(text.replace(start, 'custom_call_target="Other"', 1))
     with pytest.raises(ValueError, match=r"1 AsyncCollectiveStart .* and 0 coll"):
         analyze(text.replace('"flag_start":"-1"', '"flag_start":"1"', 1))
+    with pytest.raises(ValueError, match=r"cannot tell whether '%all-gather.*chain_id"):
+        analyze(text.replace('"flag_start":"2"', '"flag_start":""', 1))
 
 
 def test_an_unscheduled_program_is_refused_with_its_header():

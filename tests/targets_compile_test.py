@@ -137,6 +137,23 @@ def test_equal_programs_are_compiled_once():
     assert len({id(each) for each in (first, *others)}) == 4
 
 
+class WithTriton(jaxdp.NativeAllReduce):
+    def compiler_options(self, platform):
+        return {"xla_gpu_enable_triton_gemm": True} if platform == "gpu" else {}
+
+
+@needs_compiler("h100")
+@pytest.mark.parametrize(
+    ("design", "expected"), [(jaxdp.NativeAllReduce(), True), (WithTriton(), False)]
+)
+def test_options_of_a_design_go_before_the_defaults(design, expected):
+    train = training(jaxdp.data_mesh(1), design)
+    params = {"w": shape(128, 128), "b": shape(128)}
+    batch = {"x": shape(1024, 128), "y": shape(1024, 128)}
+    program = text_of(compile_for(train.step, params, batch))
+    assert ("__cublas" in program) == expected
+
+
 @needs_compiler("h100")
 def test_other_names_of_arguments_are_another_program():
     def compiled(name):

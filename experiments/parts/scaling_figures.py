@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from experiments.harness import plots
-from experiments.parts.scaling_hardware import ONE_HOST
+from experiments.parts.scaling_hardware import hosted
 from experiments.parts.scaling_tables import DDP, DP, NATIVE, Curve
 from experiments.parts.staleness_panels import finish, panels
 
@@ -18,7 +18,6 @@ LABELS = {
 }
 STYLES = {DP: plots.STYLES["star"], DDP: plots.STYLES["ring"]}
 STYLES[NATIVE] = plots.STYLES["native"]
-HOST = 8  # devices of the largest host
 
 
 def speedups(title: str, curves: Sequence[Curve]) -> "Figure":
@@ -41,8 +40,7 @@ def speedups(title: str, curves: Sequence[Curve]) -> "Figure":
                 style["markerfacecolor"] = "white"
             axes.plot(counts, times, label=label, **style)
             if design == DP:
-                last = HOST if curve.hardware in ONE_HOST else 1
-                inside = [n for n in counts if n <= last]
+                inside = [n for n in counts if n <= hosted(curve.hardware)]
                 solid = {"linestyle": "", "marker": "s", "markersize": 4, "zorder": 3}
                 found = times[: len(inside)]
                 axes.plot(inside, found, color=STYLES[DP]["color"], **solid)

@@ -7,7 +7,8 @@ from jaxdp import targets
 from jaxdp.targets import Hardware
 
 PCIE, NVLINK = "V100, PCIe", "H100, NVLink"
-ONE_HOST = (PCIE, NVLINK)  # where DataParallel exists: several devices in a host
+HOSTS = (PCIE, NVLINK)  # of 8 devices, by what joins those
+ONE = "1 a host"
 DESCRIBED = {
     PCIE: "8 a host, Ethernet of 10 Gbit/s between hosts",
     NVLINK: "8 a host, InfiniBand of 400 Gbit/s for each",
@@ -21,12 +22,17 @@ DESCRIBED = {
 def machines() -> Mapping[str, Hardware]:
     """All, by name."""
     found = {PCIE: _v100(), NVLINK: targets.hardware("h100")}
-    for hosted in (8, 1):
+    for count in (8, 1):
         for gbit in (100, 10):
-            found[f"{gbit}G, {hosted} a host"] = targets.hardware(
-                "h100", network_name=f"ethernet-{gbit}g", devices_per_host=hosted
+            found[f"{gbit}G, {count} a host"] = targets.hardware(
+                "h100", network_name=f"ethernet-{gbit}g", devices_per_host=count
             )
     return found
+
+
+def hosted(name: str) -> int:
+    """How many devices a host has, and `nn.DataParallel` at most."""
+    return 1 if name.endswith(ONE) else 8
 
 
 def _v100() -> Hardware:

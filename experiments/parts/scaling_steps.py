@@ -1,8 +1,7 @@
-"""Steps compiled once, then priced on any hardware, for any number of devices.
+"""Steps of `DataParallel` and of designs, priced on hardware for any number of devices.
 
-`jaxdp.predict` does the same for one piece of hardware: it compiles for each. Here the
-program of one chip is replayed with the figures of others; and a step of `DataParallel`
-is priced, which is no single program.
+Designs are compiled once and priced by `jaxdp.prediction.price`; `DataParallel` is no
+single program, and priced by the schedule of its traffic.
 """
 
 import functools
@@ -13,33 +12,15 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-import jaxdp
 from experiments.harness import show
 from jaxdp import algorithms, targets
-from jaxdp.cost import native_s, time_s
-from jaxdp.jaxprs import opened
-from jaxdp.prediction import GPU_OPTIONS, Model
+from jaxdp.cost import time_s
+from jaxdp.prediction import CompiledStep, Model, price
 from jaxdp.prediction.links import spread
-from jaxdp.program import ProgramReport, analyze
-from jaxdp.program.messages import Message, messages
-from jaxdp.schedule import Schedule
+from jaxdp.program.messages import Message
 from jaxdp.targets import Hardware
 
 TARGET = "h100"
-
-
-class Step(NamedTuple):
-    """A step of a design, compiled for some devices of one host.
-
-    Attributes:
-        report: The program.
-        devices: How many it is for.
-        sent: Its collectives.
-    """
-
-    report: ProgramReport
-    devices: int
-    sent: tuple[Message, ...]
 
 
 class Priced(NamedTuple):
@@ -77,54 +58,35 @@ def compiler() -> str | None:
     return None
 
 
-def compiled(
-    design: jaxdp.Design, model: Model, devices: int, target: str | None
-) -> Step:
-    """Compiles a step.
+def remembering(step: CompiledStep) -> CompiledStep:
+    """The step, its schedules built once for each N: a ring of 1,024 takes a second."""
+    families = {}
 
-    Args:
-        design: Which.
-        model: What is trained, with the rows of one device.
-        devices: N, all in one host.
-        target: What for; None for the devices at hand.
-    """
-    mesh = targets.mesh(target, devices) if target else jaxdp.data_mesh(devices)
-    train = model.training(design, mesh)
-    arguments = model.state(train), model.global_batch(devices)
-    if target is None:
-        program = train.lower(*arguments).compile()
-    else:
-        given = {"target": target, "devices": devices, "compiler_options": GPU_OPTIONS}
-        program = targets.compile_for(train.step, *arguments, **given)
-    sent = messages(opened(train.trace(*arguments).jaxpr))
-    return Step(analyze(program), devices, sent)
+    def kept(message: Message) -> Message:
+        schedule = message.schedule
+        if schedule is None or schedule.family is None:
+            return message
+        cached = functools.cache(schedule.family)
+        family = families.setdefault(schedule.name, cached)
+        return replace(message, schedule=replace(schedule, family=family))
+
+    return step._replace(messages=tuple(map(kept, step.messages)))
 
 
-def all_reduce(step: Step, machine: Hardware, counts: Sequence[int]) -> list[Priced]:
-    """A design that every device takes part in alike.
-
-    With as many devices as the program is for, it is replayed. Communication of others
-    is priced by its schedules, and the share of it hidden that was hidden there.
+def designed(
+    step: CompiledStep, machine: Hardware, counts: Sequence[int]
+) -> list[Priced]:
+    """The step of a design.
 
     Args:
         step: Compiled.
         machine: What it runs on.
-        counts: Numbers of devices.
+        counts: Numbers of devices, rising.
     """
-    timeline = step.report.timeline(spread(machine, step.devices, None))
-    known = [timeline.compute_s, timeline.communication_s, timeline.exposed_s]
-    compute_s, communication_s, exposed_s = known
-    share = max(0.0, 1 - exposed_s / communication_s) if communication_s else 0.0
-    found = []
-    for n in counts:
-        if n != step.devices:
-            hosts = spread(machine, n, None)
-            communication_s = sum(_message_s(each, n, hosts) for each in step.sent)
-            exposed_s = communication_s - min(share * communication_s, compute_s)
-        else:
-            _, communication_s, exposed_s = known
-        found.append(_in_ms(n, compute_s, communication_s, exposed_s))
-    return found
+    return [
+        _in_ms(row.devices, row.compute_s, row.communication_s, row.exposed_s)
+        for row in price([step], counts, machine).rows
+    ]
 
 
 def data_parallel(
@@ -143,27 +105,10 @@ def data_parallel(
     """
     found = []
     for n in counts:
-        hosts = spread(machine, n, None)
-        star_s = time_s(algorithms.star(n), elements, 4, hosts)
+        star = algorithms.star(n)
+        star_s = time_s(star, elements, 4, spread(machine, n, None))
         found.append(_in_ms(n, compute_s, star_s, star_s))
     return found
-
-
-def _message_s(message: Message, devices: int, machine: Hardware) -> float:
-    """Seconds of one collective, as often as it runs."""
-    if message.schedule is None:
-        given = message.kind, message.elements, message.itemsize
-        return message.count * native_s(*given, devices, machine)
-    sized = replace(message, schedule=_resized(message.schedule, devices))
-    assert sized.schedule is not None
-    seconds = time_s(sized.schedule, sized.whole, message.itemsize, machine)
-    return message.count * seconds
-
-
-@functools.cache
-def _resized(schedule: Schedule, devices: int) -> Schedule:
-    """Built once: a ring of 1,024 devices takes a second."""
-    return schedule.resized(devices)
 
 
 def _in_ms(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.harness.result import Rows
-from experiments.parts.scaling_hardware import DESCRIBED, ONE_HOST
+from experiments.parts.scaling_hardware import DESCRIBED, HOSTS
 from experiments.parts.scaling_steps import Priced
 
 DP, DDP, NATIVE = "DP", "DDP", "native"
@@ -108,7 +108,7 @@ def faster(curves: Sequence[Curve]) -> Rows:
             "hardware": curve.hardware,
             "model": curve.model,
             **{f"N = {n}, %": gain(curve, n) for n in IN_A_HOST},
-            "DP exists": curve.hardware in ONE_HOST,
+            "DP exists": curve.hardware in HOSTS,
             "label": f"{LABEL}; DP needs its devices in one host: elsewhere, if it did",
         }
         for curve in curves

@@ -8,7 +8,9 @@ import re
 
 from jaxdp.program.hlo import Instruction
 from jaxdp.program.opcodes import KINDS
+from jaxdp.program.shapes import quote
 
+_MENTIONED = re.compile(r'chain_id="|async_collective_fusion')
 # The first one takes no flags from one before it.
 _CHAIN = re.compile(r'"async_collective_fusion_config":\{"flag_start":"(-?\d+)"')
 
@@ -25,7 +27,14 @@ def continues(instruction: Instruction) -> bool:
 
 def _flag(instruction: Instruction) -> int:
     """-1 where a chain of fusions starts, 1 where it goes on, 0 outside of one."""
-    if instruction.opcode not in KINDS:
+    line = instruction.line
+    if instruction.opcode not in KINDS or not _MENTIONED.search(line):
         return 0
-    found = _CHAIN.search(instruction.line)
-    return 0 if found is None else -1 if int(found[1]) < 0 else 1
+    if (found := _CHAIN.search(line)) is None:
+        raise ValueError(
+            f"analyze cannot tell whether {quote(line)} starts a collective or goes on "
+            "with one. A TPU marks the fusions that share one by chain_id and "
+            "async_collective_fusion_config, with flag_start. Report it with the "
+            "libtpu version that printed it."
+        )
+    return -1 if int(found[1]) < 0 else 1

@@ -133,10 +133,10 @@ def _text(
     if kind == "added":
         return f"{theirs} that nobody wrote: {_bytes(found)} bytes"
     if kind == "missing":
-        return f"{ours}, {_bytes(written)} bytes, are not in the compiled program"
+        return f"{ours}, {_bytes(written)} bytes, absent from the compiled program"
     if kind == "unconditional":
         return f"{ours} written in a branch run in every step"
-    verb = {"merged": "travel as", "split": "are cut into", "replaced": "became"}[kind]
+    verb = {"merged": "travel as", "split": "cut into", "replaced": "became"}[kind]
     return f"{ours}, {_bytes(written)} bytes, {verb} {theirs}, {_bytes(found)} bytes"
 
 

@@ -26,7 +26,7 @@ from jaxdp.program.live import Value, live_at_peak
 from jaxdp.program.memory import Memory
 from jaxdp.program.placed import KINDS as STATE_KINDS
 from jaxdp.program.shapes import Array, arrays
-from jaxdp.program.verdict import check_step, trainer_of
+from jaxdp.program.trained import check_step, trainer_of
 
 if TYPE_CHECKING:
     from jaxdp.program.report import ProgramReport

@@ -179,7 +179,8 @@ def analyze(compiled: Any, traced: Any = None) -> ProgramReport:
     Raises:
         TypeError: `compiled` is not compiled, or `traced` is not traced.
         ValueError: the text has a collective, a group syntax or a loop that cannot be
-            counted; the message quotes its line.
+            counted, an operation that XLA is not known to have, or is not whole; the
+            message quotes the line.
 
     Example:
         >>> import jax

@@ -26,7 +26,6 @@ from jaxdp.program.scheduled import (
     Kernel,
     Loop,
     Start,
-    flat,
 )
 from jaxdp.program.work import OTHER
 from jaxdp.targets.hardware import Hardware
@@ -118,35 +117,31 @@ class Streams:
     def _loop(self, loop: Loop) -> None:
         """Turn after turn, until a turn takes as long as the one before."""
         self.run(loop.condition)
-        together = _together(loop, self.free_s.shape[1])
         moved = np.full_like(self.free_s, np.nan)
         for turn in range(loop.trips):
             before, first = self.free_s.copy(), len(self.records)
             self.run(loop.body + loop.condition)
             last_moved, moved = moved, self.free_s - before
-            if self._repeats(moved, last_moved, together):
+            if self._repeats(moved, last_moved):
                 self._repeat(loop, first, moved, loop.trips - turn - 1)
                 return
 
-    def _repeats(
-        self, moved: np.ndarray, last_moved: np.ndarray, together: list[list[int]]
-    ) -> bool:
+    def _repeats(self, moved: np.ndarray, last_moved: np.ndarray) -> bool:
         """Whether all later turns are this one, some time later.
 
-        Among devices that wait for each other, all streams that are in use have moved
-        by the same time, twice, and no other reaches into the next turn.
+        On each device, all streams that are in use have moved by the same time, twice,
+        and no other reached into the turn. Then devices that wait for each other
+        move alike: whoever is earlier waits in every turn.
         """
-        if not np.allclose(moved, last_moved, rtol=_ROUNDING, atol=0):
-            return False
-        for devices in together:
-            by, free = moved[:, devices], self.free_s[:, devices]
-            used = by > 0
-            if used.any() and not (
-                np.allclose(by[used], by.max(), rtol=_ROUNDING, atol=0)
-                and free[~used].max(initial=0.0) <= free[used].min()
-            ):
-                return False
-        return True
+        used = moved > 0
+        by = moved.max(axis=0)  # [devices]
+        latest = np.where(used, -np.inf, self.free_s).max(axis=0)
+        earliest = np.where(used, self.free_s - moved, np.inf).min(axis=0)
+        return bool(
+            np.allclose(moved, last_moved, rtol=_ROUNDING, atol=0)
+            and np.allclose(moved, np.where(used, by, 0.0), rtol=_ROUNDING, atol=0)
+            and (latest <= earliest).all()
+        )
 
     def _repeat(self, loop: Loop, first: int, moved: np.ndarray, times: int) -> None:
         by = moved.max(axis=0)  # [devices]
@@ -169,14 +164,3 @@ class Streams:
     ) -> None:
         took = end_s - start_s
         self.records.append(Record(stream, name, kind, start_s, end_s, took, op))
-
-
-def _together(loop: Loop, devices: int) -> list[list[int]]:
-    """Devices that wait for each other in a loop, directly or through others."""
-    label = np.arange(devices)
-    for item in flat(loop.condition + loop.body):
-        if isinstance(item, Start):
-            for members in item.op.pairs or item.op.groups:
-                labels = label[list(members)]
-                label[np.isin(label, labels)] = labels.min()
-    return [np.flatnonzero(label == each).tolist() for each in np.unique(label)]

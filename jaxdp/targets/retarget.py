@@ -108,7 +108,6 @@ def _called_on(
             exported.out_tree, [_on(s, mesh) for s in outputs]
         ),
         donate_argnums=donated,
-        keep_unused=traced._params["keep_unused"],
         compiler_options=options or None,
     )
     with jax.set_mesh(mesh):
