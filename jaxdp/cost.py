@@ -95,6 +95,11 @@ def time_s(
     the longer of both. Where a host has one network adapter (`Link.shared`), the pairs
     of a transfer that pass it share its bandwidth, direction by direction.
 
+    A schedule gives the transfers of a round no order. A program has one, and there a
+    device may wait for a partner that is busy, or start a round before others are done
+    with the last: where a round has several transfers over different links, or several
+    dedicated servers, `ProgramReport.timeline` differs, and is right for the program.
+
     Args:
         schedule: What runs; verified.
         elements: Length of the whole buffer, before it is padded.

@@ -117,6 +117,21 @@ def test_messages_count_turns_of_a_loop_and_take_the_larger_branch(mesh_of_2):
     assert [(m.count, m.elements, m.itemsize) for m in found] == [(3, 8, 4), (1, 36, 4)]
 
 
+def test_partial_sums_of_16_bits_are_wider(mesh_of_2):
+    mapped = jax.shard_map(
+        lambda x: jaxdp.all_reduce(x.astype(jnp.bfloat16), "data"),
+        mesh=mesh_of_2,
+        in_specs=jax.P("data"),
+        out_specs=jax.P(),
+    )
+    (found,) = messages(jax.make_jaxpr(mapped)(jnp.arange(14.0)))
+    assert (found.elements, found.itemsize, found.partial_itemsize) == (8, 2, 4)
+    # 4 devices: chunks of 2; of 6 rounds the second and third carry partial sums.
+    alpha_s, rate = INSIDE.alpha_s, INSIDE.bytes_per_s
+    expected = 6 * alpha_s + (4 * 2 * 2 + 2 * 2 * 4) / rate
+    assert communication_s([found], 4, HARDWARE) == pytest.approx(expected, rel=1e-12)
+
+
 def test_messages_know_native_collectives(mesh_of_2):
     def body(x):
         return jax.lax.psum(x.astype(jnp.float16), "data")

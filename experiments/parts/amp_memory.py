@@ -19,6 +19,7 @@ from experiments.parts import amp_models as models
 from experiments.parts.amp_models import Model, size_bytes
 from jaxdp import targets
 from jaxdp.precision import Precision
+from jaxdp.prediction import options_for
 from jaxdp.program.memory import Memory, memory_of
 from jaxdp.targets.quiet import quietly
 
@@ -30,8 +31,6 @@ KEPT = (
     "kept: made by the forward pass for the backward pass, in the traced program, "
     "before XLA recomputes some; float32: parameters, gradients, optimizer state"
 )
-# XLA's search for tiles of its Triton kernels needs the GPU, or fails on some shapes.
-H100_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 
 
 def kept(tiny: bool, image_size: int, rows: int) -> Rows:
@@ -153,7 +152,7 @@ def for_h100(image_size: int, rows: int, on_program: Any) -> Rows:
         for name, precision in (("f32", F32), ("bf16", BF16)):
             model = make(False, precision, True, *sizes)
             program = compiled(
-                model, precision, rows, mesh, compiler_options=H100_OPTIONS
+                model, precision, rows, mesh, compiler_options=options_for("h100")
             )
             memory = memory_of(program)
             assert memory is not None

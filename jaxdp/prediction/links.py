@@ -44,4 +44,5 @@ def _message_s(message: Message, devices: int, machine: Hardware) -> float:
         )
     sized = message.resized(devices)
     assert sized.schedule is not None
-    return time_s(sized.schedule, sized.whole, sized.itemsize, machine)
+    partial = sized.partial_itemsize
+    return time_s(sized.schedule, sized.whole, sized.itemsize, machine, partial)

@@ -95,8 +95,7 @@ def predict(
     Returns:
         A row for each number of devices, in rising order. Above `compile_up_to` the
         padding of a bucket is that of the largest compiled program: less than so many
-        elements. Elements of 16 bits are priced at 16 bits, though partial sums travel
-        as float32.
+        elements.
 
     Raises:
         ValueError: No number of devices up to `compile_up_to`, devices that do not

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxdp.executor import accumulation_dtype
 from jaxdp.jaxprs import inner
 from jaxdp.primitive import collective_p
 from jaxdp.program.logical import KINDS
@@ -25,6 +26,8 @@ class Message:
         elements: What each device puts in, padding included.
         itemsize: Bytes of an element.
         count: How often one run executes it.
+        partial_itemsize: Bytes of an element of a partial sum, which may be wider; None
+            for the same.
     """
 
     schedule: Schedule | None
@@ -32,6 +35,7 @@ class Message:
     elements: int
     itemsize: int
     count: int = 1
+    partial_itemsize: int | None = None
 
     def resized(self, devices: int) -> "Message":
         """The same for another number of devices, each of which puts in as much.
@@ -88,12 +92,15 @@ def _walk(jaxpr: Any, count: int) -> Iterator[Message]:
 
 def _ours(eqn: Any, count: int) -> Message:
     collective, (given,) = eqn.params["collective"], eqn.invars
+    dtype = given.aval.dtype
+    partial = accumulation_dtype(dtype).itemsize
     return Message(
         collective.schedule,
         collective.kind,
         given.aval.size,
-        given.aval.dtype.itemsize,
+        dtype.itemsize,
         count,
+        partial if partial > dtype.itemsize else None,
     )
 
 

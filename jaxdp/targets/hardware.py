@@ -151,5 +151,7 @@ def hardware(
         link=link(link_name or about.link),
         network=link(network_name or about.network),
         devices_per_host=devices_per_host or about.devices_per_host,
+        # A TPU is given a whole program; a GPU one kernel after the other.
+        launch_s=LAUNCH_S if about.backend == "cuda" else 0.0,
         target=target,
     )
