@@ -136,7 +136,7 @@ def test_verdict_on_a_main_device_that_does_not_hold_more():
     parts = footprint.split({"activations": 5, "parameters": 1})
     held = {"cpu:0": parts, "cpu:1": parts}
     rows = [footprint.difference("now", held)] * 3
-    claim = footprint_claims.main_device(rows, held, 224, 16)
+    claim = footprint_claims.main_device(rows, held, 224, 16, [])
     assert claim.verdict == "refuted" and claim.measured == 0
 
 

@@ -108,7 +108,7 @@ def row(step: Step) -> dict[str, Any]:
 def times(step: Step) -> dict[str, Any]:
     """What the busiest device of one step does, and for how long."""
     timeline = step.timeline
-    took_s: collections.Counter[str] = collections.Counter()
+    took_s: dict[str, float] = collections.defaultdict(float)
     for bar in timeline.bars:
         if bar.stream == "compute":
             took_s[bar.kind] += bar.end_s - bar.start_s

@@ -15,6 +15,7 @@ from experiments.models.resnet import STAGES
 from experiments.parts.footprint import MIB, OPTIMIZER, PARAMETERS, Split, split
 from jaxdp.program import ProgramReport
 from jaxdp.replicated.views.memory import TEMPORARY, Memory
+from jaxdp.training import DataParallel
 
 PyTree = Any
 CLASSES = 1000
@@ -81,7 +82,7 @@ def train(given: Problem) -> Memory:
 
 def training(
     given: Problem, mesh: jax.sharding.Mesh, design: jaxdp.Design
-) -> jaxdp.training.DataParallel:
+) -> DataParallel:
     """The step of the same model as one program on all devices."""
     model = given.model
 
@@ -95,7 +96,7 @@ def training(
     )
 
 
-def first_state(given: Problem, train: jaxdp.training.DataParallel) -> PyTree:
+def first_state(given: Problem, train: DataParallel) -> PyTree:
     """Shapes of the state before the first step."""
 
     def start(params, model_state):

@@ -31,7 +31,7 @@ def elements_needed(computation: Computation) -> Mapping[str, float]:
     sizes = {name: _elements(one) for name, one in computation.items()}
     needed: dict[str, float] = dict.fromkeys(computation, 0.0)
     anywhere = set()  # results of which a part is taken that may lie anywhere
-    for name, instruction in reversed(computation.items()):
+    for name, instruction in reversed([*computation.items()]):
         if "ROOT " in instruction.line:
             needed[name] = sizes[name]
         share = min(1.0, needed[name] / sizes[name]) if sizes[name] else 0.0
