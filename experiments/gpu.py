@@ -34,7 +34,7 @@ from experiments.parts.gpu_steps import Step
 from jaxdp import targets
 from jaxdp.draw.timeline import draw_timeline
 from jaxdp.prediction import Model
-from jaxdp.program.perfetto import trace
+from jaxdp.program.timeline.perfetto import trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

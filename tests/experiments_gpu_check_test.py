@@ -126,6 +126,11 @@ def test_counts_of_pytest(output, found):
     assert suite.counted(output) == found
 
 
+@pytest.mark.parametrize("name", suite.FILES)
+def test_the_tests_it_runs_exist(name):
+    assert (suite.ROOT / "tests" / f"{name}_test.py").is_file()
+
+
 def test_tests_run_in_a_process_of_their_own():
     row = suite.run(tiny=True, limit_s=120)
     assert row["why"] == ""

@@ -16,8 +16,8 @@ from experiments.parts import overlap_ways as ways
 from experiments.parts.overlap_findings import hidden_by
 from jaxdp import targets
 from jaxdp.program import hlo
-from jaxdp.program.scheduled import Kernel, Start, schedule
 from jaxdp.program.timeline import Timeline
+from jaxdp.program.timeline.scheduled import Kernel, Start, schedule
 from jaxdp.targets import Hardware, Link
 
 # As XLA prints a step for GPUs: a fusion with a product, one push that runs beside it,

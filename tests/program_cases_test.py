@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 import jaxdp
 from jaxdp.program import analyze, traffic
 from jaxdp.program.collective import CollectiveOp
-from jaxdp.program.groups import parse_groups
-from jaxdp.program.shapes import Array
+from jaxdp.program.hlo.groups import parse_groups
+from jaxdp.program.hlo.shapes import Array
 from tests.modules import module_text
 from tests.programs import DATA, RING, ROWS, data_mesh
 

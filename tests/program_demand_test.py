@@ -3,7 +3,7 @@
 import pytest
 
 from jaxdp.program import hlo
-from jaxdp.program.demand import elements_needed
+from jaxdp.program.timeline.demand import elements_needed
 
 HEADER = "HloModule m, is_scheduled=true\n\n"
 CASES = {

@@ -9,8 +9,9 @@ import re
 import jax
 import pytest
 
-from jaxdp.program import analyze, hlo, shapes
-from jaxdp.program.groups import parse_groups, parse_pairs
+from jaxdp.program import analyze, hlo
+from jaxdp.program.hlo import shapes
+from jaxdp.program.hlo.groups import parse_groups, parse_pairs
 
 RING = "source_target_pairs={{0,1},{1,2},{2,3},{3,0}}"
 ADD = """

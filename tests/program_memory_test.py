@@ -14,10 +14,10 @@ from jax.sharding import PartitionSpec as P
 import jaxdp
 from jaxdp import targets
 from jaxdp.program import placed, placed_by_kind
-from jaxdp.program.held import KINDS, UNATTRIBUTED
 from jaxdp.program.hlo import parse
-from jaxdp.program.live import live_at_peak
 from jaxdp.program.memory import Memory, memory_of
+from jaxdp.program.memory.held import KINDS, UNATTRIBUTED
+from jaxdp.program.memory.live import live_at_peak
 from tests.compilers import needs_compiler
 from tests.contract import waves
 from tests.programs import data_mesh

@@ -18,8 +18,10 @@ from jaxdp.draw.timeline import draw_timeline
 from jaxdp.executor import execute
 from jaxdp.program import hlo
 from jaxdp.program.collective import CollectiveOp
-from jaxdp.program.records import critical_path
-from jaxdp.program.scheduled import (
+from jaxdp.program.hlo.shapes import Array
+from jaxdp.program.timeline import Bar, Timeline, replay
+from jaxdp.program.timeline.records import critical_path
+from jaxdp.program.timeline.scheduled import (
     Branches,
     Copy,
     Done,
@@ -28,11 +30,9 @@ from jaxdp.program.scheduled import (
     Start,
     schedule,
 )
-from jaxdp.program.shapes import Array
-from jaxdp.program.streams import Streams
-from jaxdp.program.timeline import Bar, Timeline, replay
-from jaxdp.program.transfers import seconds
-from jaxdp.program.work import Work
+from jaxdp.program.timeline.streams import Streams
+from jaxdp.program.timeline.transfers import seconds
+from jaxdp.program.timeline.work import Work
 from jaxdp.schedule import local_rows
 from jaxdp.targets.hardware import Hardware, Link, hardware
 from tests import modules

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdp.program import analyze, traffic
 from jaxdp.program.collective import CollectiveOp
+from jaxdp.program.hlo.shapes import Array
 from jaxdp.program.report import ProgramReport
-from jaxdp.program.shapes import Array
 from tests.programs import DATA, RING, ROWS, data_mesh
 
 

@@ -15,12 +15,12 @@ from jax.sharding import PartitionSpec as P
 import jaxdp
 from jaxdp import targets
 from jaxdp.compression import Bf16
-from jaxdp.program.changes import find
 from jaxdp.program.collective import CollectiveOp
-from jaxdp.program.distance import distances
 from jaxdp.program.hlo import parse
-from jaxdp.program.shapes import Array
+from jaxdp.program.hlo.shapes import Array
 from jaxdp.program.verdict import compare
+from jaxdp.program.verdict.changes import find
+from jaxdp.program.verdict.distance import distances
 from tests.compilers import needs_compiler
 from tests.contract import waves
 from tests.modules import module_text

@@ -8,9 +8,9 @@ import optax
 import pytest
 
 from jaxdp.program import hlo
-from jaxdp.program.scheduled import Kernel, Loop, flat, schedule
+from jaxdp.program.timeline.scheduled import Kernel, Loop, flat, schedule
+from jaxdp.program.timeline.work import Work, work
 from jaxdp.program.trips import trip_count
-from jaxdp.program.work import Work, work
 from tests.modules import module_text
 
 

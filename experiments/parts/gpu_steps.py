@@ -11,7 +11,7 @@ from experiments.harness import wording
 from jaxdp import targets
 from jaxdp.prediction import Model, compiled_step
 from jaxdp.program import ProgramReport
-from jaxdp.program.held import Holdings
+from jaxdp.program.memory.held import Holdings
 from jaxdp.program.timeline import Timeline
 from jaxdp.program.verdict import Verdict
 

@@ -10,8 +10,8 @@ import jax
 from experiments.harness.result import Claim, Rows
 from experiments.parts.overlap_ways import DEFAULT, LEGEND, Way
 from jaxdp.program.dependence import dependence as read_dependence
-from jaxdp.program.scheduled import Done, Item, Kernel, Start
 from jaxdp.program.timeline import Timeline
+from jaxdp.program.timeline.scheduled import Done, Item, Kernel, Start
 
 LATE = "τ = 1"
 SERVER, PUSH, PULL = 0, "push", "pull"

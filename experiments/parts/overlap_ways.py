@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxdp.program import hlo, transfers
-from jaxdp.program.scheduled import Item, Kernel, Start, schedule
+from jaxdp.program import hlo
+from jaxdp.program.timeline import transfers
+from jaxdp.program.timeline.scheduled import Item, Kernel, Start, schedule
 from jaxdp.targets import Hardware
 from jaxdp.targets.quiet import quietly
 

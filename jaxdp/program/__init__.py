@@ -2,7 +2,7 @@
 
 from jaxdp.program.collective import CollectiveOp
 from jaxdp.program.dependence import Dependence, dependence
-from jaxdp.program.placed import Placement, placed, placed_by_kind
+from jaxdp.program.memory.placed import Placement, placed, placed_by_kind
 from jaxdp.program.report import ProgramReport, analyze
 
 __all__ = (

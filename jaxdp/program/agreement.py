@@ -6,7 +6,7 @@ which the two differ has been damaged, or means something else than is read here
 
 from collections.abc import Sequence
 
-from jaxdp.program.shapes import Array, quote
+from jaxdp.program.hlo.shapes import Array, quote
 
 _Shape = tuple[str, tuple[int, ...]]
 

@@ -7,8 +7,8 @@ The first fusion ends in a custom call "AsyncCollectiveStart", the last one in a
 import re
 
 from jaxdp.program.hlo import Instruction
-from jaxdp.program.opcodes import KINDS
-from jaxdp.program.shapes import quote
+from jaxdp.program.hlo.opcodes import KINDS
+from jaxdp.program.hlo.shapes import quote
 
 _MENTIONED = re.compile(r'chain_id="|async_collective_fusion')
 # The first one takes no flags from one before it.

@@ -15,11 +15,11 @@ from typing import cast
 
 from jaxdp.program.agreement import check_shapes
 from jaxdp.program.chains import continues
-from jaxdp.program.groups import Groups, Pairs
 from jaxdp.program.hlo import Instruction, Module
+from jaxdp.program.hlo.groups import Groups, Pairs
+from jaxdp.program.hlo.opcodes import KINDS, UNCOUNTABLE
+from jaxdp.program.hlo.shapes import Array, arrays, quote
 from jaxdp.program.members import EVERYBODY, members
-from jaxdp.program.opcodes import KINDS, UNCOUNTABLE
-from jaxdp.program.shapes import Array, arrays, quote
 
 _ATTRIBUTES = frozenset(
     """

@@ -19,7 +19,7 @@ from typing import Any
 
 from jaxdp.program.collective import CollectiveOp, kind_of, read
 from jaxdp.program.hlo import Instruction, Module, parse
-from jaxdp.program.products import is_matmul
+from jaxdp.program.timeline.products import is_matmul
 from jaxdp.program.walk import computations_of
 
 Names = frozenset[str]

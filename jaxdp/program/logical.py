@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp.program.collective import CollectiveOp
-from jaxdp.program.shapes import Array
+from jaxdp.program.hlo.shapes import Array
 
 # Primitive names without the suffix "_start" of their asynchronous forms.
 KINDS = {

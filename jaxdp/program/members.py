@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from jaxdp.program.groups import Groups, parse_groups, parse_pairs, to_devices
 from jaxdp.program.hlo import Module
-from jaxdp.program.shapes import quote
+from jaxdp.program.hlo.groups import Groups, parse_groups, parse_pairs, to_devices
+from jaxdp.program.hlo.shapes import quote
 
 # All devices take part in these.
 EVERYBODY = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all")

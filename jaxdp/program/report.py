@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxdp.program import hlo, logical, traffic, walk, wellformed
+from jaxdp.program import hlo, logical, traffic, walk
 from jaxdp.program.collective import CollectiveOp
+from jaxdp.program.hlo import wellformed
+from jaxdp.program.hlo.shapes import quote
 from jaxdp.program.memory import Memory, memory_of
 from jaxdp.program.rounds import critical_rounds
-from jaxdp.program.shapes import quote
 from jaxdp.program.table import table
 
 if TYPE_CHECKING:  # what is computed on demand is imported on demand
-    from jaxdp.program.held import Holdings
+    from jaxdp.program.memory.held import Holdings
     from jaxdp.program.timeline import Timeline
     from jaxdp.program.verdict import Verdict
     from jaxdp.targets import Hardware
@@ -127,7 +128,7 @@ class ProgramReport:
         Args:
             train: What `jaxdp.data_parallel` made, and this is the step of.
         """
-        from jaxdp.program.held import held
+        from jaxdp.program.memory.held import held
 
         return held(self, train)
 

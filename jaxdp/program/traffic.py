@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jaxdp.program.collective import CollectiveOp
-from jaxdp.program.shapes import Array
+from jaxdp.program.hlo.shapes import Array
 
 
 def sent(op: CollectiveOp) -> Counter[int]:

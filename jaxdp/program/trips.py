@@ -7,8 +7,8 @@ counter of constant start and step, compared with a constant.
 import re
 
 from jaxdp.program.hlo import Instruction, Module
-from jaxdp.program.moved import Computation, root_of
-from jaxdp.program.shapes import quote
+from jaxdp.program.hlo.shapes import quote
+from jaxdp.program.timeline.moved import Computation, root_of
 
 _KNOWN = re.compile(r'"known_trip_count":\s*\{"n":\s*"?(\d+)"?\}')
 _CONSTANT = re.compile(r"\bconstant\((-?\d+)\)")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from jaxdp.program.collective import CollectiveOp, kind_of, read
 from jaxdp.program.hlo import Instruction, Module
-from jaxdp.program.shapes import quote
+from jaxdp.program.hlo.shapes import quote
 from jaxdp.program.trips import trip_count
 
 _CALLS = (

@@ -22,10 +22,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxdp.program.live import Value, live_at_peak
-from jaxdp.program.memory import Memory
-from jaxdp.program.placed import KINDS as STATE_KINDS
-from jaxdp.program.shapes import Array, arrays
+from jaxdp.program.hlo.shapes import Array, arrays
+from jaxdp.program.memory.live import Value, live_at_peak
+from jaxdp.program.memory.placed import KINDS as STATE_KINDS
+from jaxdp.program.memory.planned import Memory
 from jaxdp.program.trained import check_step, trainer_of
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ import math
 import re
 from collections.abc import Mapping
 
-from jaxdp.program.demand import TAKES, UPDATES, elements_needed
 from jaxdp.program.hlo import Instruction, Module
-from jaxdp.program.products import target_of
-from jaxdp.program.shapes import Array, arrays, quote
+from jaxdp.program.hlo.shapes import Array, arrays, quote
+from jaxdp.program.timeline.demand import TAKES, UPDATES, elements_needed
+from jaxdp.program.timeline.products import target_of
 
 _PIECE = re.compile(r"[a-z]\w*\[[^\]]*\](?:\{[^}]*\})?")
 _SPACE = re.compile(r"\{[^}]*S\((\d+)\)")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxdp.program.hlo import Instruction
-from jaxdp.program.shapes import Array, arrays, quote
+from jaxdp.program.hlo.shapes import Array, arrays, quote
 
 MATMULS = ("dot", "scaled-dot", "ragged-dot", "convolution")
 # Libraries that XLA calls instead: cuBLAS, cuDNN, oneDNN.

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from jaxdp.program.hlo import Module
-from jaxdp.program.records import (
+from jaxdp.program.timeline.records import (
     COMMUNICATION,
     COMPUTE,
     Record,
     busy_s,
     critical_path,
 )
-from jaxdp.program.scheduled import Item, Kernel, flat, schedule
-from jaxdp.program.streams import Streams
+from jaxdp.program.timeline.scheduled import Item, Kernel, flat, schedule
+from jaxdp.program.timeline.streams import Streams
 from jaxdp.targets.hardware import Hardware, hardware
 
 _FIGURES = (".png", ".svg", ".pdf")
@@ -103,7 +103,7 @@ class Timeline:
         """
         suffix = pathlib.Path(path).suffix.lower()
         if suffix == ".json":
-            from jaxdp.program.perfetto import trace
+            from jaxdp.program.timeline.perfetto import trace
 
             pathlib.Path(path).write_text(trace(self), encoding="utf-8")
         elif suffix in _FIGURES:
@@ -159,7 +159,7 @@ def play(items: tuple[Item, ...], devices: int, hardware: Hardware) -> Timeline:
     """Predicts one run of a schedule that was read before.
 
     Args:
-        items: From `jaxdp.program.scheduled.schedule`.
+        items: From `jaxdp.program.timeline.scheduled.schedule`.
         devices: How many issue them.
         hardware: What runs them.
     """

@@ -19,10 +19,10 @@ from jax.sharding import PartitionSpec as P
 from jaxdp.buckets import Bucket
 from jaxdp.designs import Design, NativeAllReduce
 from jaxdp.program import logical
-from jaxdp.program.changes import MERGING, Finding, find, label
 from jaxdp.program.collective import CollectiveOp
-from jaxdp.program.distance import Distance, distances
 from jaxdp.program.trained import step_mesh, step_shapes, trainer_of
+from jaxdp.program.verdict.changes import MERGING, Finding, find, label
+from jaxdp.program.verdict.distance import Distance, distances
 from jaxdp.state import TrainState
 from jaxdp.trainer import Trainer
 
@@ -82,7 +82,7 @@ class Verdict:
 
     def __str__(self) -> str:
         """The verdict in one line, then findings, buckets and distances."""
-        from jaxdp.program.verdict_table import verdict_table
+        from jaxdp.program.verdict.table import verdict_table
 
         return verdict_table(self)
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxdp.program.collective import CollectiveOp
-from jaxdp.program.matching import Matching, match, scope_of
+from jaxdp.program.verdict.matching import Matching, match, scope_of
 
 MERGING = frozenset({"merged", "split", "replaced"})
 

@@ -3,10 +3,10 @@
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from jaxdp.program.distance import Distance
+from jaxdp.program.verdict.distance import Distance
 
 if TYPE_CHECKING:
-    from jaxdp.program.verdict import Verdict
+    from jaxdp.program.verdict.judge import Verdict
 
 
 def verdict_table(verdict: "Verdict") -> str:

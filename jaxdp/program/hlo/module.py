@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from jaxdp.program.brackets import attribute_items, closing, split
-from jaxdp.program.frames import SECTIONS, frames
-from jaxdp.program.shapes import quote
+from jaxdp.program.hlo.brackets import attribute_items, closing, split
+from jaxdp.program.hlo.frames import SECTIONS, frames
+from jaxdp.program.hlo.shapes import quote
 
 # The first word of two letters or more right before "(" is the opcode: inside a
 # shape only a layout has such words, and there none follows a blank. One letter is

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 from jaxdp.program.chains import continues, starts_chain
-from jaxdp.program.hlo import Instruction, Module
-from jaxdp.program.opcodes import KINDS, UNCOUNTABLE, check_known, without_stage
-from jaxdp.program.shapes import quote
+from jaxdp.program.hlo.module import Instruction, Module
+from jaxdp.program.hlo.opcodes import KINDS, UNCOUNTABLE, check_known, without_stage
+from jaxdp.program.hlo.shapes import quote
 from jaxdp.program.walk import computations_of
 
 _WITHOUT_OPERANDS = ("parameter", "constant", "iota", "partition-id", "replica-id")

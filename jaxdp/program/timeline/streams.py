@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxdp.program import transfers
 from jaxdp.program.collective import CollectiveOp
-from jaxdp.program.records import COMMUNICATION, COMPUTE, Record, merged
-from jaxdp.program.scheduled import (
+from jaxdp.program.timeline import transfers
+from jaxdp.program.timeline.records import COMMUNICATION, COMPUTE, Record, merged
+from jaxdp.program.timeline.scheduled import (
     Branches,
     Copy,
     Done,
@@ -27,7 +27,7 @@ from jaxdp.program.scheduled import (
     Loop,
     Start,
 )
-from jaxdp.program.work import OTHER
+from jaxdp.program.timeline.work import OTHER
 from jaxdp.targets.hardware import Hardware
 
 _SHOWN_RECORDS = 20_000  # of the turns of one loop; more are one record a stream

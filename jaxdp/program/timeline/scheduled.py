@@ -17,15 +17,15 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-from jaxdp.program.brackets import split
 from jaxdp.program.collective import KINDS, CollectiveOp, kind_of, read
 from jaxdp.program.hlo import Instruction, Module
-from jaxdp.program.moved import Computation, called, device_bytes
-from jaxdp.program.products import FREE_CALLS, target_of
-from jaxdp.program.shapes import arrays, quote
+from jaxdp.program.hlo.brackets import split
+from jaxdp.program.hlo.shapes import arrays, quote
+from jaxdp.program.timeline.moved import Computation, called, device_bytes
+from jaxdp.program.timeline.products import FREE_CALLS, target_of
+from jaxdp.program.timeline.work import Work, work
 from jaxdp.program.trips import trip_count
 from jaxdp.program.walk import computations_of
-from jaxdp.program.work import Work, work
 
 # They name, lay out or order values, and run nothing.
 _FREE = (

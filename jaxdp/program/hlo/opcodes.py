@@ -4,8 +4,8 @@ An operation that is not here may communicate, for all that can be told, so a pr
 with one is refused: a new kind of collective must not vanish from a report.
 """
 
-from jaxdp.program.hlo import Instruction
-from jaxdp.program.shapes import quote
+from jaxdp.program.hlo.module import Instruction
+from jaxdp.program.hlo.shapes import quote
 
 KINDS = (
     "all-reduce",

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from jaxdp.program.hlo import Instruction
-from jaxdp.program.shapes import arrays
+from jaxdp.program.hlo.shapes import arrays
 
 Computation = Mapping[str, Instruction]
 _NOTHING = ("parameter", "constant", "iota", "partition-id", "replica-id")

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxdp.program.timeline import Timeline
+    from jaxdp.program.timeline.replay import Timeline
 
 _THREADS = {"compute": 1, "communication": 2}  # shown in this order
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxdp.program.hlo import Instruction, Module
-from jaxdp.program.shapes import arrays
+from jaxdp.program.hlo.shapes import arrays
 from jaxdp.program.walk import computations_of
 
 _SAME = ("bitcast", "get-tuple-element", "tuple", "opt-barrier", "add-dependency")

@@ -71,7 +71,7 @@ def placed_by_kind(state: TrainState) -> dict[Device, Placement]:
         raise TypeError(
             f"placed_by_kind got a {type(state).__name__}. It tells kinds apart by the "
             "fields of a jaxdp.TrainState. For other trees of arrays use "
-            "jaxdp.program.placed, one call a kind."
+            "jaxdp.program.memory.placed, one call a kind."
         )
     parts = {kind: placed(getattr(state, name)) for name, kind in KINDS.items()}
     parts["other"] = placed((state.step, state.rng, state.loss_scale))

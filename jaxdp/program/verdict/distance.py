@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from jaxdp.program.collective import kind_of
 from jaxdp.program.dependence import is_matmul
 from jaxdp.program.hlo import Instruction, Module
-from jaxdp.program.shapes import quote
+from jaxdp.program.hlo.shapes import quote
 from jaxdp.program.walk import computations_of
 
 # What is no kernel: names for values that exist, and halves of what is one.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from jaxdp.program.collective import CollectiveOp
-from jaxdp.program.shapes import Array
+from jaxdp.program.hlo.shapes import Array
 
 _SCOPE = re.compile(r"loss|exchange|rest|parameters|bucket_\d+")
 # What may do the work of a kind: kinds, each with the power of the group size that its

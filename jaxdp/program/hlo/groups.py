@@ -20,7 +20,7 @@ from math import prod
 
 import numpy as np
 
-from jaxdp.program.shapes import quote
+from jaxdp.program.hlo.shapes import quote
 
 Groups = tuple[tuple[int, ...], ...]
 Pairs = tuple[tuple[int, int], ...]

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxdp.program import traffic
 from jaxdp.program.collective import CollectiveOp
-from jaxdp.program.groups import Pairs
+from jaxdp.program.hlo.groups import Pairs
 from jaxdp.targets.hardware import Hardware, Link
 
 # From when each device is free to when it starts and ends; NaN where it takes no part.

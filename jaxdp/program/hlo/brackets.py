@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from jaxdp.program.shapes import quote
+from jaxdp.program.hlo.shapes import quote
 
 _BRACKET_OR_QUOTED = re.compile(
     r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|/\*.*?\*/|\{[\d,]+\}|[(){}\[\],]'
