@@ -17,11 +17,9 @@ import jaxdp
 from experiments.harness.result import Rows
 from experiments.parts import amp_models as models
 from experiments.parts.amp_models import Model, size_bytes
-from jaxdp import targets
 from jaxdp.precision import Precision
-from jaxdp.prediction import options_for
-from jaxdp.program.memory import Memory, memory_of
-from jaxdp.targets.quiet import quietly
+from jaxdp.prediction import compiled_step
+from jaxdp.program import ProgramReport
 
 MIB = 2**20
 F32, BF16 = Precision("f32"), Precision("bf16")
@@ -114,59 +112,45 @@ def _shape(variable: Any) -> jax.ShapeDtypeStruct:
     return variable.aval
 
 
-def compiled(model: Model, precision: Precision, rows: int, mesh, **options) -> Any:
-    """The training step of a device, compiled."""
-    policy = None if model.model_state is None else "mean"
-    train = jaxdp.data_parallel(
-        *(model.loss_fn, model.optimizer, mesh, jaxdp.NativeAllReduce()),
-        precision=precision,
-        model_state=policy,
-    )
-
-    def start(params, model_state):
-        return train.init(params, model_state=model_state)
-
-    state = jax.eval_shape(start, model.params, model.model_state)
-    lowered = train.lower(state, model.batch(rows * mesh.size))
-    with quietly():
-        return lowered.compile(**options)
+def compiled(
+    model: Model, precision: Precision, rows: int, target: str | None
+) -> ProgramReport:
+    """The training step of one device, compiled, for those at hand without a target."""
+    described = model.described(rows, precision)
+    return compiled_step(jaxdp.NativeAllReduce(), described, 1, target).report
 
 
 def planned(rows: int) -> Rows:
     """What XLA plans for a small transformer here; for a CPU it widens 16 bits."""
-    mesh, found = jaxdp.data_mesh(1), []
+    found = []
     for name, precision in (("f32", F32), ("bf16", BF16)):
         model = models.transformer(True, precision, True)
-        memory = memory_of(compiled(model, precision, rows, mesh))
-        assert memory is not None  # CPUs and GPUs say it
         row = {"step": f"CPU, small transformer, {name}", "target": "CPU"}
-        row |= {"model": "small transformer", "way": name} | _memory(memory)
+        row |= {"model": "small transformer", "way": name}
+        row |= _memory(compiled(model, precision, rows, None))
         found.append(row | {"predicted_ms": None})
     return found
 
 
 def for_h100(image_size: int, rows: int, on_program: Any) -> Rows:
     """What XLA plans for an H100, and how long its kernels take."""
-    mesh, found = targets.mesh("h100", 1), []
+    found = []
     for make, sizes in ((models.resnet, (image_size,)), (models.transformer, (2,))):
         for name, precision in (("f32", F32), ("bf16", BF16)):
             model = make(False, precision, True, *sizes)
-            program = compiled(
-                model, precision, rows, mesh, compiler_options=options_for("h100")
-            )
-            memory = memory_of(program)
-            assert memory is not None
+            report = compiled(model, precision, rows, "h100")
             row = {"step": f"H100, {model.name}, {name}", "target": "H100"}
-            row |= {"model": model.name, "way": name} | _memory(memory)
+            row |= {"model": model.name, "way": name} | _memory(report)
             # JAX multiplies float32 in TF32 there: half of what bfloat16 reaches.
-            took_s = jaxdp.analyze(program).timeline("h100").compute_s
+            took_s = report.timeline("h100").compute_s
             found.append(row | {"predicted_ms": 1e3 * took_s})
             on_program()
     return found
 
 
-def _memory(memory: Memory) -> dict[str, float]:
+def _memory(report: ProgramReport) -> dict[str, float]:
+    assert report.memory is not None  # CPUs and GPUs say it
     return {
-        "temporaries_mb": memory.temporary_bytes / MIB,
-        "all_mb": memory.peak_bytes / MIB,
+        "temporaries_mb": report.memory.temporary_bytes / MIB,
+        "all_mb": report.memory.peak_bytes / MIB,
     }

@@ -20,6 +20,7 @@ import jaxdp
 from experiments import models
 from experiments.models.resnet import STAGES
 from experiments.models.transformer import GPT2_SMALL
+from jaxdp import prediction
 from jaxdp.precision import DTYPES, Precision
 
 PyTree = Any
@@ -49,6 +50,16 @@ class Model(NamedTuple):
         """Shapes of a batch."""
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype), self.row
+        )
+
+    def described(self, rows: int, precision: Precision) -> prediction.Model:
+        """As steps are compiled from, with the rows of one device."""
+        return prediction.Model(
+            self.loss_fn,
+            self.optimizer,
+            *(self.params, self.batch(rows), self.model_state),
+            precision,
+            self.name,
         )
 
     def forward(self, precision: Precision, rows: int) -> Jaxpr:

@@ -22,7 +22,6 @@ from experiments.parts.footprint import (
 )
 from experiments.parts.resnet import Problem
 from jaxdp import targets
-from jaxdp.prediction import options_for
 from jaxdp.program.memory import Memory, memory_of
 
 TARGET = "h100"
@@ -95,13 +94,8 @@ def distributed(given: Problem) -> dict[str, int]:
     train = resnet.training(given, mesh, jaxdp.RingAllReduce())
     state = resnet.first_state(given, train)
     batch = _shapes(given, len(given.images))
-    program = jaxdp.compile_for(
-        train.step,
-        *(state, batch),
-        target=TARGET,
-        devices=devices,
-        compiler_options=options_for(TARGET),
-    )
+    where = {"target": TARGET, "devices": devices}
+    program = jaxdp.compile_for(train.step, state, batch, **where)
     planned = _memory(program)
     parts = {
         PARAMETERS: resnet.size_bytes(state.params),
@@ -118,9 +112,7 @@ def distributed(given: Problem) -> dict[str, int]:
 
 def _planned(step: Any, *arguments: Any) -> Memory:
     """What XLA plans for a program of one H100."""
-    program = jaxdp.compile_for(
-        step, *arguments, target=TARGET, devices=1, compiler_options=options_for(TARGET)
-    )
+    program = jaxdp.compile_for(step, *arguments, target=TARGET, devices=1)
     return _memory(program)
 
 

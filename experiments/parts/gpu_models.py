@@ -1,38 +1,22 @@
-"""ResNet-50 and a GPT-2 of the small size in 16 bits, as shapes alone."""
-
-from typing import Literal
+"""ResNet-50 and a GPT-2 of the small size in bfloat16, as shapes alone."""
 
 from experiments.parts import amp_models
 from jaxdp.precision import Precision
 from jaxdp.prediction import Model
 
-Compute = Literal["bf16", "f16", "f32"]
+BF16 = Precision("bf16")
+TINY_ROWS = 2
 
 
-def resnet50(
-    tiny: bool = False, rows: int = 64, size: int = 224, compute: Compute = "bf16"
-) -> Model:
+def resnet50(tiny: bool = False, rows: int = 64, image_size: int = 224) -> Model:
     """ResNet-50 on images, SGD with momentum: 25,557,032 parameters."""
-    precision = Precision(compute)
-    made = amp_models.resnet(tiny, precision, True, 32 if tiny else size)
-    return _model(made, "ResNet-50", 2 if tiny else rows, precision)
+    made = amp_models.resnet(tiny, BF16, True, 32 if tiny else image_size)
+    described = made.described(TINY_ROWS if tiny else rows, BF16)
+    return described._replace(name="ResNet-50")
 
 
-def transformer(tiny: bool = False, rows: int = 8, compute: Compute = "bf16") -> Model:
+def transformer(tiny: bool = False, rows: int = 8) -> Model:
     """GPT-2 small on sequences of 1,024 tokens, Adam: 124,439,808 parameters."""
-    precision = Precision(compute)
-    made = amp_models.gpt2_small(tiny, precision)
-    return _model(made, "GPT-2 small", 2 if tiny else rows, precision)
-
-
-def _model(made: amp_models.Model, name: str, rows: int, precision: Precision) -> Model:
-    """As predictions take it, with the rows of one device."""
-    return Model(
-        loss_fn=made.loss_fn,
-        optimizer=made.optimizer,
-        params=made.params,
-        batch=made.batch(rows),
-        model_state=made.model_state,
-        precision=precision,
-        name=name,
-    )
+    made = amp_models.gpt2_small(tiny, BF16)
+    described = made.described(TINY_ROWS if tiny else rows, BF16)
+    return described._replace(name="GPT-2 small")

@@ -2,7 +2,7 @@
 
 from jaxdp.prediction.model import Model
 from jaxdp.prediction.scaling import Predicted, Prediction, predict, price
-from jaxdp.prediction.step import CompiledStep, compiled_step, options_for
+from jaxdp.prediction.step import CompiledStep, compiled_step
 
 __all__ = (
     "CompiledStep",
@@ -10,7 +10,6 @@ __all__ = (
     "Predicted",
     "Prediction",
     "compiled_step",
-    "options_for",
     "predict",
     "price",
 )

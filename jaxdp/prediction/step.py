@@ -13,9 +13,6 @@ from jaxdp.program.messages import Message, messages
 from jaxdp.program.report import ProgramReport, analyze
 from jaxdp.training import DataParallel
 
-# XLA's search for tiles of its Triton kernels needs the GPU, or fails on some shapes.
-_GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
-
 
 class CompiledStep(NamedTuple):
     """A step, compiled for some number of devices.
@@ -63,19 +60,8 @@ def compiled_step(
     if target is None:
         program = train.lower(*arguments).compile()
     else:
-        program = targets.compile_for(
-            train.step,
-            *arguments,
-            target=target,
-            devices=devices,
-            hosts=hosts,
-            compiler_options=options_for(target),
-        )
+        where = {"target": target, "devices": devices, "hosts": hosts}
+        program = targets.compile_for(train.step, *arguments, **where)
     sent = messages(opened(train.trace(*arguments).jaxpr))
     report = analyze(program)
     return CompiledStep(train, program, report, sent, devices, model.rows)
-
-
-def options_for(target: str) -> dict[str, bool] | None:
-    """Options without which large programs do not compile where no GPU is."""
-    return _GPU_OPTIONS if targets.chip(target).backend == "cuda" else None
