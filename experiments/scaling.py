@@ -112,8 +112,7 @@ def price(
         for model in models:
             made = {}
             for name, design in DESIGNS.items():
-                step = compiled_step(design, model, COMPILED, target)
-                made[name] = steps.remembering(step)
+                made[name] = compiled_step(design, model, COMPILED, target)
                 advance()
             curves += [
                 curve(model, made, name, machine, counts)

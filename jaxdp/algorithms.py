@@ -40,14 +40,18 @@ Builder = Callable[Concatenate[int, Options], Schedule]
 
 
 def _for_any_devices(build: Builder[Options]) -> Builder[Options]:
-    """Lets the schedules of a function tell how to be built for other devices."""
+    """Lets the schedules of a function tell how to be built for other devices.
+
+    The last ones are kept: a ring of 1,024 devices takes a second to build.
+    """
+    kept = functools.lru_cache(maxsize=64)(build)
 
     @functools.wraps(build)
     def built(devices: int, /, *args: Options.args, **options: Options.kwargs):
         def family(other: int) -> Schedule:
             return built(other, *args, **options)
 
-        return dataclasses.replace(build(devices, *args, **options), family=family)
+        return dataclasses.replace(kept(devices, *args, **options), family=family)
 
     return built
 
@@ -330,9 +334,14 @@ def build(collective: str, algorithm: str, devices: int, root: int = 0) -> Sched
 
 def _shift(devices: int, chunk_of: Callable[[int], int], op) -> Round:
     """One ring round: device `r` sends chunk `chunk_of(r)` to `r + 1`."""
-    pairs = tuple((r, (r + 1) % devices) for r in range(devices))
     chunks = tuple(chunk_of(r) % devices for r in range(devices))
-    return Round((Transfer(pairs, chunks, op),))
+    return Round((Transfer(_neighbours(devices), chunks, op),))
+
+
+@functools.lru_cache(maxsize=64)
+def _neighbours(devices: int) -> tuple[tuple[int, int], ...]:
+    """Every device with the next one; the same tuple for all rounds of a ring."""
+    return tuple((r, (r + 1) % devices) for r in range(devices))
 
 
 def _whole(pairs: list[tuple[int, int]], op) -> Round:

@@ -186,3 +186,10 @@ def test_no_devices_are_refused(collective, algorithm, devices):
         ValueError, match=rf"{collective} got {devices} devices.*least 1"
     ):
         algorithms.build(collective, algorithm, devices)
+
+
+def test_a_schedule_is_built_once_for_each_number_of_devices():
+    ring = algorithms.ring(5).resized(9)
+    assert ring.rounds is algorithms.ring(9).rounds
+    first, *others = (round_.transfers[0].pairs for round_ in ring.rounds)
+    assert all(pairs is first for pairs in others)

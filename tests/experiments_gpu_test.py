@@ -81,7 +81,7 @@ def test_claims_rest_on_the_programs(found):
     assert claims["CB1"].verdict == "holds"
     assert claims["CB1"].expected == 1.0  # 2 (2 - 1) / 2
     root, ring, _ = found.tables["designs"]
-    gain = 100 * (root["step_ms"] / ring["step_ms"] - 1)
+    gain = 100 * (1 - ring["step_ms"] / root["step_ms"])
     assert claims["CA5"].measured == f"{gain:.0f}"
 
 

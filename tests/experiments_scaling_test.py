@@ -1,7 +1,6 @@
 """What the experiment `scaling` makes of compiled steps, by hand-made numbers."""
 
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -17,7 +16,7 @@ from experiments.parts import scaling_hardware as hardware
 from experiments.parts import scaling_steps as steps
 from experiments.parts import scaling_tables as tables
 from experiments.parts.scaling_steps import Priced
-from jaxdp import algorithms, targets
+from jaxdp import targets
 from jaxdp.prediction import CompiledStep, Model, compiled_step, predict
 from jaxdp.program.messages import Message
 from tests.compilers import needs_compiler
@@ -87,23 +86,6 @@ def test_a_design_hides_the_share_that_was_hidden():
     np.testing.assert_allclose(eight, (8, 10, 4, 1))
     twice_ms = 2 * 2 * (0.03 + 2 * MILLION / 12.5e6)  # 2 messages of 2 rounds
     np.testing.assert_allclose(two, (2, 10, twice_ms, twice_ms / 4))
-
-
-def test_schedules_are_built_once_for_each_number_of_devices():
-    built = []
-
-    def family(devices):
-        built.append(devices)
-        return algorithms.ring(devices)
-
-    ring = replace(algorithms.ring(2), family=family)
-    messages = (Message(ring, "all_reduce", 8, 4), Message(ring, "all_reduce", 16, 4))
-    given = native_step(0.0)._replace(messages=(*messages, *native_step(0.0).messages))
-    kept = steps.remembering(given)
-    assert kept.messages == given.messages
-    sized = [m.resized(4).schedule for m in kept.messages[:2] * 2]
-    assert sized == [algorithms.ring(4)] * 4
-    assert built == [4]
 
 
 def test_hosts():

@@ -4,9 +4,7 @@ Designs are compiled once and priced by `jaxdp.prediction.price`; `DataParallel`
 single program, and priced by the schedule of its traffic.
 """
 
-import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -17,7 +15,6 @@ from jaxdp import algorithms, targets
 from jaxdp.cost import time_s
 from jaxdp.prediction import CompiledStep, Model, price
 from jaxdp.prediction.links import spread
-from jaxdp.program.messages import Message
 from jaxdp.targets import Hardware
 
 TARGET = "h100"
@@ -56,21 +53,6 @@ def compiler() -> str | None:
         return TARGET
     show.console.print(f"{problem} Steps are compiled for the devices at hand instead.")
     return None
-
-
-def remembering(step: CompiledStep) -> CompiledStep:
-    """The step, its schedules built once for each N: a ring of 1,024 takes a second."""
-    families = {}
-
-    def kept(message: Message) -> Message:
-        schedule = message.schedule
-        if schedule is None or schedule.family is None:
-            return message
-        cached = functools.cache(schedule.family)
-        family = families.setdefault(schedule.name, cached)
-        return replace(message, schedule=replace(schedule, family=family))
-
-    return step._replace(messages=tuple(map(kept, step.messages)))
 
 
 def designed(
