@@ -24,7 +24,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from experiments.harness import config as harness
-from experiments.harness import show
+from experiments.harness import devices, show
 from experiments.harness.result import Result, Rows
 from experiments.parts import gpu_claims as claims
 from experiments.parts import gpu_figures as figures
@@ -67,6 +67,10 @@ class Config(harness.Config):
             )
         if absent := targets.missing(self.target):
             raise ValueError(f"--target got {self.target}. {absent}")
+
+    def where(self) -> str:
+        """Says what programs are for."""
+        return devices.elsewhere(f"{self.devices} x {self.target.upper()}")
 
     def chosen(self) -> list[Model]:
         """The models."""

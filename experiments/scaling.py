@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING
 
 import jaxdp
 from experiments.harness import config as harness
-from experiments.harness import show
+from experiments.harness import devices, show
 from experiments.harness.result import Result
 from experiments.parts import gpu_models
 from experiments.parts import scaling_claims as claims
@@ -69,6 +69,12 @@ class Config(harness.Config):
 
     images: int = 64  # rows of ResNet-50 on one device
     sequences: int = 8  # rows of GPT-2 on one device, of 1,024 tokens
+
+    def where(self) -> str:
+        """Says what programs are for."""
+        if targets.missing(steps.TARGET):
+            return super().where()
+        return devices.elsewhere("H100 GPUs")
 
     def check(self) -> None:
         """Checks the options."""

@@ -66,6 +66,12 @@ class Config(harness.Config):
 
     most: int = 64  # devices of the largest program, of 1, 2, 3, 4, 8, 16, 64
 
+    def where(self) -> str:
+        """Says what programs are for."""
+        if targets.missing(TARGET):
+            return super().where()
+        return devices.elsewhere("H100 GPUs")
+
     def check(self) -> None:
         """Checks the options."""
         super().check()

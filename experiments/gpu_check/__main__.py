@@ -24,11 +24,11 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     clock = Clock(LIMIT_S)
     try:
-        ran_on = devices.start(1, options.platform)
+        devices.start(1, options.platform)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    clock.say(f"gpu-check on {ran_on}")
+    clock.say(f"gpu-check on {devices.describe(1)}")
     tables = measure(options.tiny, clock)
     folder = options.output / "gpu-check"
     folder.mkdir(parents=True, exist_ok=True)

@@ -25,11 +25,11 @@ def run(module: ModuleType, options: list[str]) -> int:
     )
     try:
         config.check()
-        ran_on = devices.start(config.devices, config.platform)
+        devices.start(config.devices, config.platform)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    show.console.print(f"[bold]{name}[/] on {ran_on}", highlight=False)
+    show.console.print(f"[bold]{name}[/] on {config.where()}", highlight=False)
     start = time.perf_counter()
     found = module.run(config)
     folder = config.output / name

@@ -8,6 +8,8 @@ from typing import Literal, ParamSpec, TypeVar
 
 import jax
 
+from experiments.harness import devices
+
 Parameters = ParamSpec("Parameters")
 Found = TypeVar("Found")
 
@@ -20,6 +22,10 @@ class Config:
     platform: Literal["auto", "cpu", "gpu"] = "auto"  # auto: GPUs if there are enough
     tiny: bool = False  # the smallest sizes, to see that everything runs
     output: pathlib.Path = pathlib.Path("results")  # results go to OUTPUT/NAME
+
+    def where(self) -> str:
+        """Says what it ran on, and what its timings are worth."""
+        return devices.describe(self.devices)
 
     def check(self) -> None:
         """Checks what types cannot say; called before JAX starts.

@@ -20,15 +20,12 @@ GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd")  # NVIDIA, in WSL too,
 COUNT_GPUS = "import jax; print(len(jax.devices('gpu')))"
 
 
-def start(count: int, platform: Literal["auto", "cpu", "gpu"]) -> str:
+def start(count: int, platform: Literal["auto", "cpu", "gpu"]) -> None:
     """Starts JAX with at least `count` devices.
 
     Args:
         count: How many are needed.
         platform: `"auto"` takes GPUs if there are enough, else forced host devices.
-
-    Returns:
-        A sentence that says what runs.
 
     Raises:
         ValueError: Not so many devices.
@@ -46,7 +43,6 @@ def start(count: int, platform: Literal["auto", "cpu", "gpu"]) -> str:
             f"{len(found)}. Each rank needs a device of its own. {fewer} --platform "
             "cpu in a fresh process, which splits the host."
         )
-    return describe(count)
 
 
 def describe(count: int) -> str:
@@ -54,6 +50,14 @@ def describe(count: int) -> str:
     if forced():
         return f"{count} forced host devices ({os.cpu_count()} cores); {FORCED}"
     return f"{count} x {jax.devices()[0].device_kind}"
+
+
+def elsewhere(name: str) -> str:
+    """Says that programs are for devices that are not here."""
+    return (
+        f"{name} that are not here: programs are compiled for them and read, and "
+        "nothing is timed"
+    )
 
 
 def forced() -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jinja2
 
-from experiments.harness import devices, result, show, wording
+from experiments.harness import result, show, wording
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +47,7 @@ def save(
         "artifacts": artifacts,
     }
     result.write(folder / "result.json", document)
-    page = report(document, about, found, _listed(texts, files))
+    page = report(document, about, found, _listed(texts, files), config.where())
     (folder / "report.html").write_text(page, encoding="utf-8")
     return document
 
@@ -57,6 +57,7 @@ def report(
     about: str,
     found: result.Result,
     programs: list[dict[str, Any]],
+    where: str,
 ) -> str:
     """The report as one HTML page; it needs no other file to be read."""
     environment = jinja2.Environment(
@@ -71,7 +72,7 @@ def report(
     return environment.get_template("report.html.j2").render(
         document=document,
         about=about.partition("\n")[2].strip(),
-        ran_on=devices.describe(document["environment"]["devices"]),
+        where=where,
         images={title: _image(figure) for title, figure in found.figures.items()},
         programs=programs,
         split_label=show.split_label,

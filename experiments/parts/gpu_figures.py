@@ -31,7 +31,7 @@ def step_times(title: str, steps: Sequence[Step], note: str) -> "Figure":
             ("exposed communication", 1e3 * timeline.exposed_s, EXPOSED),
         ]
 
-    return _bars(title, steps, "step (ms)", note, pieces, "{:.1f}")
+    return _bars(title, steps, "step (ms)", note, pieces, "{:.3g}")
 
 
 def traffic(title: str, steps: Sequence[Step], note: str) -> "Figure":
@@ -45,7 +45,7 @@ def traffic(title: str, steps: Sequence[Step], note: str) -> "Figure":
             ("sent by the busiest device besides", max(sent) / 1e6 - least, BUSIEST),
         ]
 
-    return _bars(title, steps, "MB sent in a step", note, pieces, "{:,.0f}")
+    return _bars(title, steps, "MB sent in a step", note, pieces, "{:,.4g}")
 
 
 def memory(title: str, steps: Sequence[Step], note: str) -> "Figure":
@@ -59,7 +59,7 @@ def memory(title: str, steps: Sequence[Step], note: str) -> "Figure":
             for kind, size in step.held_bytes.items()
         ]
 
-    return _bars(title, steps, "GiB", note, pieces, "{:.2f}")
+    return _bars(title, steps, "GiB", note, pieces, "{:.3g}")
 
 
 def _bars(
