@@ -383,6 +383,24 @@ def bucket(number, *sizes, **fields):
             [bucket(1, 3), bucket(2, 5)], [bucket(1, 8)], ["merged"], id="end-to-end"
         ),
         pytest.param(
+            [bucket(i, size) for i, size in enumerate([3, 5, 7, 9, 11], start=1)],
+            [bucket(1, 14), bucket(2, 21)],  # 3 + 11, and 5 + 7 + 9
+            ["merged", "merged"],
+            id="end-to-end-out-of-order",
+        ),
+        pytest.param(
+            [bucket(i, size) for i, size in enumerate([3, 5, 5, 9], start=1)],
+            [bucket(1, 17)],
+            ["merged"],
+            id="equal-sums-once",
+        ),
+        pytest.param(
+            [bucket(1, 3), bucket(2, 5)],
+            [bucket(1, 11)],
+            ["missing", "missing", "added"],
+            id="more-than-was-written",
+        ),
+        pytest.param(
             [bucket(1, 3), bucket(2, 5)],
             [bucket(2, 5), bucket(1, 3)],
             [],

@@ -134,6 +134,7 @@ def phi_bytes(step: Step) -> int:
 def kept(step: Step) -> dict[str, Any]:
     """What XLA made of the design's collectives."""
     verdict = step.verdict
+    found = collections.Counter(finding.kind for finding in verdict.findings)
     apart = [d for d in verdict.distances if not d.blocking]
     return {
         "design": step.design_name,
@@ -142,7 +143,7 @@ def kept(step: Step) -> dict[str, Any]:
         "buckets found": verdict.buckets_found,
         "collectives": len(verdict.distances),
         "asynchronous": len(apart),
-        "findings": "; ".join(f.text for f in verdict.findings) or "none",
+        "findings": ", ".join(f"{n} {kind}" for kind, n in found.items()) or "none",
     }
 
 

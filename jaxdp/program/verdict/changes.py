@@ -79,6 +79,7 @@ def _changes(
     for f, ours in carries.items():
         if len(ours) > 1 and _holds_several(f, ours, matching):
             yield "merged", tuple(ours), (f,)
+    yield from (("merged", ours, theirs) for ours, theirs in matching.combined)
     for w, theirs in carried.items():
         if len(theirs) > 1 and len(written[w].arrays) > 1:
             yield "split", (w,), tuple(theirs)

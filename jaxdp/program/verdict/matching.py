@@ -58,6 +58,8 @@ class Matching:
 
     Attributes:
         pairs: How many runs of which arrays match: `(written, found)` to the arrays.
+        combined: Numbers of written collectives, and of the fewer that move as much in
+            all, or less, though the text does not tell which carries which.
         replaced: Numbers of written collectives, and of those that do their work.
         missing: Written, and not found.
         added: Found, and not written.
@@ -65,6 +67,9 @@ class Matching:
 
     pairs: dict[tuple[int, int], list[tuple[Array, Array]]] = field(
         default_factory=lambda: defaultdict(list)
+    )
+    combined: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(
+        default_factory=list
     )
     replaced: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     missing: tuple[int, ...] = ()
@@ -89,6 +94,7 @@ def match(written: Sequence[CollectiveOp], found: Sequence[CollectiveOp]) -> Mat
         for part in _concatenated(unit, wanted):
             result.pairs[part.op, unit.op].append((part.array, unit.array))
             unit.left = part.left = 0
+    result.combined = list(_combined(wanted, given))
     for unit in wanted:
         while unit.left and (others := _replacement(unit, given)):
             result.replaced.append(
@@ -182,6 +188,30 @@ def _concatenated(unit: Unit, wanted: list[Unit]) -> list[Unit]:
         if last < len(ends) and ends[last] - start == unit.array.elements:
             return alike[first:last]
     return []
+
+
+def _combined(
+    wanted: list[Unit], given: list[Unit]
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """All that is left of one kind, where fewer are found, and no more elements.
+
+    XLA lays arrays end to end in an order of its own. Of sums that are equal, such as
+    the gradients of two biases that are added up, it keeps one.
+    """
+    sides: dict[tuple, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
+    for side, units in enumerate((wanted, given)):
+        for unit in units:
+            if unit.left:
+                key = unit.kind, unit.members, unit.array.dtype
+                sides[key][side].append(unit)
+    for ours, theirs in sides.values():
+        counts = [
+            sum(u.left * u.array.elements for u in side) for side in (ours, theirs)
+        ]
+        if 0 < counts[1] <= counts[0] and len(theirs) < len(ours):
+            yield tuple(u.op for u in ours), tuple(u.op for u in theirs)
+            for unit in (*ours, *theirs):
+                unit.left = 0
 
 
 def _replacement(unit: Unit, given: list[Unit]) -> list[Unit]:
