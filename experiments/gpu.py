@@ -20,7 +20,7 @@ Expected numbers, for N = 8 devices and Φ bytes of gradients, ResNet-50 and GPT
   exposed          of a ring 63 and 78 % of its communication, for XLA schedules many
                    permutes one after the other; of XLA's own, in buckets of 25 MB, 32
                    and 17 %; of the way by the root all
-  step             ring 13.3 and 38.6 ms, by the root 16.2 and 53.8, native 12.7 and 35.4
+  step, in ms      ring 13.3 and 38.6, by the root 16.2 and 53.8, native 12.7 and 35.4
   without a cap    XLA leaves 33 all-reduces of ResNet-50, most for a small BatchNorm
                    statistic each: 17.0 ms
   memory           3.2 and 14.8 GB for all designs, nine tenths of it activations
