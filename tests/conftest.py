@@ -30,9 +30,16 @@ hypothesis.settings.load_profile("jaxdp")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _forget_programs():
-    """The next module cannot use them, and the garbage collector looks at them all."""
+def _forget_programs(request):
+    """The next module cannot use them, and the garbage collector looks at them all.
+
+    Nor what a module has cached: thousands of arrays, which slow down whoever counts.
+    """
     yield
+    for kept in vars(request.module).values():
+        own = getattr(kept, "__module__", "") == request.module.__name__
+        if own and hasattr(kept, "cache_clear"):
+            kept.cache_clear()
     jax.clear_caches()
 
 
