@@ -20,8 +20,8 @@ Expected numbers, in MiB; activations and temporaries are XLA's choice, here on 
   reduce            595 against 107, when activations and replicas are gone
   inference         358 on every device, 89 % less; gathered logits 256,000 bytes
   one program       2,330 on every device: the GatherToRoot step, compiled, not run
-  H100              compiled, not run: 1,924 on the main device against 1,534, 25.5 %
-                    more, since activations take less there; 1,668 in DDP
+  H100              compiled, not run, gradients early: 1,924 on the main device against
+                    1,534, 25.5 % more, since activations take less; 1,668 in DDP
   the article       806 against 452, which is 78 % more
 """
 

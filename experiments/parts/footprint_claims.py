@@ -142,7 +142,8 @@ def _compiled(on_h100: Rows) -> str:
     main, other, distributed = (row["all_mb"] for row in on_h100)
     percent = on_h100[0]["more than DP's others (%)"]
     return (
-        f" Compiled for H100: {main:,.1f} MiB on the main device against {other:,.1f} "
+        " Compiled for H100, gradients arriving in the backward pass: "
+        f"{main:,.1f} MiB on the main device against {other:,.1f} "
         f"({percent:+.1f} %), and {distributed:,.1f} on every device of DDP."
     )
 
