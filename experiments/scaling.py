@@ -95,7 +95,7 @@ def run(config: Config) -> Result:
         gpu_models.transformer(config.tiny, rows=config.sequences),
     ]
     counts = COUNTS[:FEWER] if config.tiny else COUNTS
-    curves = price(models, steps.compiler(), counts)
+    curves = price(models, devices.compiler(steps.TARGET), counts)
     parameters = {model.name: steps.parameters(model) for model in models}
     return Result(
         claims=[claims.faster(curves), claims.saturates(curves, parameters)],

@@ -85,7 +85,7 @@ class Config(harness.Config):
 
 def run(config: Config) -> Result:
     """Answers the question."""
-    target = compiler()
+    target = devices.compiler(TARGET)
     gradients = [*counts.GRADIENTS][: 1 if config.tiny else None]
     most = config.most if target else min(config.most, config.devices)
     numbers = [n for n in COUNTS if n <= most]
@@ -118,15 +118,6 @@ def run(config: Config) -> Result:
             for name in designs.WAYS
         },
     )
-
-
-def compiler() -> str | None:
-    """What steps are compiled for; None, with a remedy, for the devices at hand."""
-    problem = targets.missing(TARGET)
-    if not problem:
-        return TARGET
-    show.console.print(f"{problem} Steps are compiled for the devices at hand instead.")
-    return None
 
 
 def ways(gradient: str) -> dict[str, designs.Way]:

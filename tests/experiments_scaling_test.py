@@ -11,6 +11,7 @@ import pytest
 
 import jaxdp
 from experiments import scaling
+from experiments.harness import devices
 from experiments.parts import scaling_claims as claims
 from experiments.parts import scaling_hardware as hardware
 from experiments.parts import scaling_steps as steps
@@ -119,7 +120,7 @@ def test_prices_are_those_of_predict(model, design):
 
 def test_without_the_compiler_steps_are_compiled_at_hand(monkeypatch, capsys, model):
     monkeypatch.setattr(targets, "missing", lambda target: f"No compiler for {target}.")
-    assert steps.compiler() is None
+    assert devices.compiler(steps.TARGET) is None
     said = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "No compiler for h100. Steps are compiled for the devices at hand" in said
     step = compiled_step(jaxdp.RingAllReduce(), model, 2, None)

@@ -10,6 +10,7 @@ import pytest
 
 import jaxdp
 from experiments import traffic
+from experiments.harness import devices
 from experiments.parts import traffic_claims as claims
 from experiments.parts import traffic_counts as counts
 from experiments.parts import traffic_designs as designs
@@ -273,7 +274,7 @@ def test_without_the_compiler_it_says_so_and_takes_the_devices_at_hand(
     monkeypatch, capsys
 ):
     monkeypatch.setattr(targets, "missing", lambda target: f"No compiler for {target}.")
-    assert traffic.compiler() is None
+    assert devices.compiler(counts.TARGET) is None
     said = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "No compiler for h100. Steps are compiled for the devices at hand" in said
     monkeypatch.setattr(counts, "in_program", lambda *key: key)

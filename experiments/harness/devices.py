@@ -13,6 +13,8 @@ from typing import Literal
 
 import jax
 
+from experiments.harness import show
+from jaxdp import targets
 from jaxdp.targets.quiet import quietly
 
 FORCED = "forced host devices share cores: not a bandwidth measurement"
@@ -58,6 +60,15 @@ def elsewhere(name: str) -> str:
         f"{name} that are not here: programs are compiled for them and read, and "
         "nothing is timed"
     )
+
+
+def compiler(target: str) -> str | None:
+    """What steps are compiled for; None, with a remedy, for the devices at hand."""
+    problem = targets.missing(target)
+    if not problem:
+        return target
+    show.console.print(f"{problem} Steps are compiled for the devices at hand instead.")
+    return None
 
 
 def forced() -> bool:

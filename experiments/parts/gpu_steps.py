@@ -1,13 +1,13 @@
 """Training steps compiled for GPUs that are not here, and what is read from them."""
 
 import collections
-import math
 from typing import Any, NamedTuple
 
 import jax
 
 import jaxdp
 from experiments.harness import wording
+from experiments.parts.amp_models import size_bytes
 from jaxdp import targets
 from jaxdp.prediction import Model, compiled_step
 from jaxdp.program import ProgramReport
@@ -127,8 +127,7 @@ def times(step: Step) -> dict[str, Any]:
 
 def phi_bytes(step: Step) -> int:
     """Bytes of the gradients."""
-    leaves = jax.tree.leaves(step.model.params)
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    return size_bytes(step.model.params)
 
 
 def kept(step: Step) -> dict[str, Any]:

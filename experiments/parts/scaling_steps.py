@@ -10,8 +10,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from experiments.harness import show
-from jaxdp import algorithms, targets
+from jaxdp import algorithms
 from jaxdp.cost import time_s
 from jaxdp.prediction import CompiledStep, Model, price
 from jaxdp.prediction.links import spread
@@ -44,15 +43,6 @@ class Priced(NamedTuple):
 def parameters(model: Model) -> int:
     """How many it has."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(model.params))
-
-
-def compiler() -> str | None:
-    """What steps are compiled for; None, with a remedy, for the devices at hand."""
-    problem = targets.missing(TARGET)
-    if not problem:
-        return TARGET
-    show.console.print(f"{problem} Steps are compiled for the devices at hand instead.")
-    return None
 
 
 def designed(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from jaxdp.program.collective import CollectiveOp, kind_of, read
 from jaxdp.program.hlo import Instruction, Module
+from jaxdp.program.hlo.opcodes import SECOND_HALVES
 from jaxdp.program.hlo.shapes import quote
 from jaxdp.program.trips import trip_count
 
@@ -27,7 +28,6 @@ _CALLS = (
 )
 _MENTIONS_CALL = re.compile(rf"\b(?:{'|'.join(_CALLS)})=")
 _CALLED_ONCE = ("call", "fusion", "async", "async-start", "call-start", "fusion-start")
-_SECOND_HALVES = ("-done", "-update")
 
 
 def collectives(module: Module) -> tuple[CollectiveOp, ...]:
@@ -125,7 +125,7 @@ def _check_all_reached(module: Module, communicating: set[str]) -> None:
 def computations_of(instruction: Instruction) -> tuple[str, ...]:
     """The computations an instruction names, branches in order."""
     # A -done repeats what its -start calls.
-    if instruction.opcode.endswith(_SECOND_HALVES):
+    if instruction.opcode.endswith(SECOND_HALVES):
         return ()
     if not _MENTIONS_CALL.search(instruction.line):
         return ()

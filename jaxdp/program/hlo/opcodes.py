@@ -15,6 +15,13 @@ KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
+# They name, lay out or order values, and run nothing.
+FREE = (
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast"),
+    *("partition-id", "replica-id", "after-all", "add-dependency", "opt-barrier"),
+)
+WITHOUT_OPERANDS = ("parameter", "constant", "iota", "partition-id", "replica-id")
+SECOND_HALVES = ("-done", "-update")  # of an asynchronous form
 _STAGES = ("-start", "-update", "-done")  # of an asynchronous form
 _QUIET = frozenset(
     """

@@ -10,11 +10,17 @@ from collections.abc import Mapping
 
 from jaxdp.program.chains import continues, starts_chain
 from jaxdp.program.hlo.module import Instruction, Module
-from jaxdp.program.hlo.opcodes import KINDS, UNCOUNTABLE, check_known, without_stage
+from jaxdp.program.hlo.opcodes import (
+    KINDS,
+    SECOND_HALVES,
+    UNCOUNTABLE,
+    WITHOUT_OPERANDS,
+    check_known,
+    without_stage,
+)
 from jaxdp.program.hlo.shapes import quote
 from jaxdp.program.walk import computations_of
 
-_WITHOUT_OPERANDS = ("parameter", "constant", "iota", "partition-id", "replica-id")
 _NEEDS = {
     "fusion": ("calls",),
     "async": ("calls", "called_computations"),
@@ -30,7 +36,6 @@ _COMMUNICATING_TARGET = re.compile(
     r"all.?reduce|all.?gather|reduce.?scatter|all.?to.?all|collective|nccl|nvshmem",
     re.IGNORECASE,
 )
-_SECOND_HALVES = ("-done", "-update")
 _CHAIN_TARGETS = ("AsyncCollectiveStart", "AsyncCollectiveDone")
 
 
@@ -65,7 +70,7 @@ def _check_roots(name: str, computation: Mapping[str, Instruction]) -> None:
 
 
 def _check_operands(one: Instruction, defined: Mapping[str, Instruction]) -> None:
-    if one.opcode in _WITHOUT_OPERANDS:
+    if one.opcode in WITHOUT_OPERANDS:
         return
     for operand in one.operands:
         if operand not in defined:
@@ -78,7 +83,7 @@ def _check_operands(one: Instruction, defined: Mapping[str, Instruction]) -> Non
 
 def _check_computations(one: Instruction, module: Module) -> None:
     opcode = without_stage(one.opcode)
-    first = not one.opcode.endswith(_SECOND_HALVES)  # which need not repeat them
+    first = not one.opcode.endswith(SECOND_HALVES)  # which need not repeat them
     if first and (needs := _NEEDS.get(opcode)):
         found = [key for key in needs if one.attributes.get(key)]
         if not found or (opcode in _NEEDS_ALL and len(found) != len(needs)):
@@ -97,7 +102,7 @@ def _check_attributes(one: Instruction) -> None:
             raise _broken(
                 one, f"the custom call {target!r}", "What it moves is not in the text"
             )
-    second = one.opcode.endswith(_SECOND_HALVES)
+    second = one.opcode.endswith(SECOND_HALVES)
     if not second and (opcode in KINDS or opcode in UNCOUNTABLE):
         return
     if _OF_COLLECTIVES.search(one.line):
@@ -111,10 +116,10 @@ def _check_stages(computation: Mapping[str, Instruction]) -> None:
     waiting: Counter[str] = Counter()
     used = set()
     for one in computation.values():
-        if one.opcode in _WITHOUT_OPERANDS:
+        if one.opcode in WITHOUT_OPERANDS:
             continue
         used.update(one.operands)
-        if not one.opcode.endswith(_SECOND_HALVES):
+        if not one.opcode.endswith(SECOND_HALVES):
             continue
         stage = without_stage(one.opcode)
         if stage in UNCOUNTABLE:

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from jaxdp.program.hlo import Instruction
+from jaxdp.program.hlo.opcodes import WITHOUT_OPERANDS
 from jaxdp.program.hlo.shapes import arrays
 
 Computation = Mapping[str, Instruction]
-_NOTHING = ("parameter", "constant", "iota", "partition-id", "replica-id")
 TAKES = ("slice", "dynamic-slice", "gather")
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is the update
 _ANYWHERE = ("dynamic-slice", "gather")
@@ -35,7 +35,7 @@ def elements_needed(computation: Computation) -> Mapping[str, float]:
         if "ROOT " in instruction.line:
             needed[name] = sizes[name]
         share = min(1.0, needed[name] / sizes[name]) if sizes[name] else 0.0
-        if not share or instruction.opcode in _NOTHING:
+        if not share or instruction.opcode in WITHOUT_OPERANDS:
             continue
         joins = instruction.opcode == "concatenate" and name in anywhere
         if instruction.opcode in _ANYWHERE or (name in anywhere and not joins):

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 from jaxdp.program.collective import KINDS, CollectiveOp, kind_of, read
 from jaxdp.program.hlo import Instruction, Module
 from jaxdp.program.hlo.brackets import split
+from jaxdp.program.hlo.opcodes import FREE
 from jaxdp.program.hlo.shapes import arrays, quote
 from jaxdp.program.timeline.moved import Computation, called, device_bytes
 from jaxdp.program.timeline.products import FREE_CALLS, target_of
@@ -27,11 +28,6 @@ from jaxdp.program.timeline.work import Work, work
 from jaxdp.program.trips import trip_count
 from jaxdp.program.walk import computations_of
 
-# They name, lay out or order values, and run nothing.
-_FREE = (
-    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast"),
-    *("partition-id", "replica-id", "after-all", "add-dependency", "opt-barrier"),
-)
 _COPIES = ("copy", "slice", "dynamic-slice", "dynamic-update-slice")
 # XLA for TPUs starts a collective in one fusion, goes on in those of other work, and
 # waits in a last one; the collective stands in each of them, with one chain_id.
@@ -123,7 +119,7 @@ class _Reader:
             instructions = self.module.computations[computation]
             found: list[Item] = []
             for instruction in instructions.values():
-                if instruction.opcode not in _FREE:
+                if instruction.opcode not in FREE:
                     found += self._read_or_refuse(instructions, instruction)
             self.known[computation] = tuple(found)
         return self.known[computation]

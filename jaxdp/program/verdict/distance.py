@@ -11,15 +11,11 @@ from dataclasses import dataclass
 from jaxdp.program.collective import kind_of
 from jaxdp.program.dependence import is_matmul
 from jaxdp.program.hlo import Instruction, Module
+from jaxdp.program.hlo.opcodes import FREE, SECOND_HALVES
 from jaxdp.program.hlo.shapes import quote
 from jaxdp.program.walk import computations_of
 
-# What is no kernel: names for values that exist, and halves of what is one.
-_NO_KERNEL = (
-    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
-    *("partition-id", "replica-id", "opt-barrier", "add-dependency", "domain"),
-)
-_SECOND_HALVES = ("-done", "-update")
+_NO_KERNEL = (*FREE, "domain")
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ def _between(instructions: Sequence[Instruction], position: int) -> list[Instruc
     if not start.opcode.endswith("-start"):
         return kernels
     for one in instructions[position + 1 :]:
-        if one.opcode.endswith(_SECOND_HALVES) and waiting & {*one.operands}:
+        if one.opcode.endswith(SECOND_HALVES) and waiting & {*one.operands}:
             if one.opcode.endswith("-done"):
                 return kernels
             waiting.add(one.name)
@@ -121,7 +117,7 @@ def _between(instructions: Sequence[Instruction], position: int) -> list[Instruc
 def is_kernel(instruction: Instruction) -> bool:
     """Whether an instruction computes something, or copies it."""
     opcode = instruction.opcode
-    if opcode in _NO_KERNEL or opcode.endswith(_SECOND_HALVES):
+    if opcode in _NO_KERNEL or opcode.endswith(SECOND_HALVES):
         return False
     return kind_of(instruction) is None and opcode not in ("async-start", "copy-start")
 
