@@ -3,6 +3,7 @@
 from jaxdp import aggregation as aggregation
 from jaxdp import asynchronous as asynchronous
 from jaxdp import compression as compression
+from jaxdp import processes as processes
 from jaxdp import replicated as replicated
 from jaxdp import targets as targets
 from jaxdp.collectives import all_gather as all_gather
@@ -31,6 +32,10 @@ from jaxdp.normalization import BatchNorm as BatchNorm
 from jaxdp.normalization import batch_moments as batch_moments
 from jaxdp.precision import Precision as Precision
 from jaxdp.prediction import predict as predict
+from jaxdp.processes import fetch as fetch
+from jaxdp.processes import initialize as initialize
+from jaxdp.processes import process_zero as process_zero
+from jaxdp.processes import together as together
 from jaxdp.program import ProgramReport as ProgramReport
 from jaxdp.program import analyze as analyze
 from jaxdp.replicated import DataParallel as DataParallel

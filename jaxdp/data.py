@@ -12,6 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdp.designs.base import Design
 from jaxdp.mesh import auto_mesh, worker_mesh
+from jaxdp.processes.batches import agreed_rows
+from jaxdp.processes.values import ranks_of
 
 PyTree = Any
 
@@ -41,6 +43,10 @@ def shard_batch(
 ) -> PyTree:
     """Splits a batch along axis 0: rank r gets the r-th of N equal slices.
 
+    Over several processes each gives its own rows, for its own devices; the processes
+    agree on sizes first, so all must call it. With `"pad"` all pad to the largest, with
+    `"drop"` all cut to the smallest.
+
     Args:
         batch: Pytree of host or device arrays `[rows, ...]`; arrays on other devices or
             meshes are moved.
@@ -62,7 +68,9 @@ def shard_batch(
 
     Raises:
         ValueError: No arrays or no rows, leaves of different length, rows that N does
-            not divide, or an unknown `remainder`.
+            not divide, or an unknown `remainder`; processes that give devices other
+            numbers of rows, which is said on all of them.
+        TimeoutError: A process did not come; names all that did not.
 
     Example:
         >>> import jax.numpy as jnp, jaxdp
@@ -72,13 +80,34 @@ def shard_batch(
         [0. 1. 2. 3. 4. 5. 4. 5.] 6
     """
     most_axes = design.most_axes if design else 1
-    mesh = auto_mesh(mesh, axis_name, "shard_batch", most_axes)
-    mesh = worker_mesh(mesh, design.serving_ranks if design else 0)
+    whole = auto_mesh(mesh, axis_name, "shard_batch", most_axes)
+    mesh = worker_mesh(whole, design.serving_ranks if design else 0)
+    return split_rows(batch, mesh, whole, remainder, accumulate)
+
+
+def split_rows(
+    batch: PyTree, mesh: Mesh, whole: Mesh, remainder: str, accumulate: int
+) -> PyTree:
+    """As `shard_batch`, for meshes that have been checked.
+
+    Args:
+        batch: As there, like all that follow.
+        mesh: Of the devices that take rows.
+        whole: With those that do not; its processes take part.
+        remainder: What to do if N does not divide the rows.
+        accumulate: Micro-batches of a step.
+    """
     if remainder not in ("error", "pad", "drop"):
         raise ValueError(
             f"shard_batch got remainder={remainder!r}. It must be 'error', 'pad' or "
             "'drop'."
         )
+    sharding = rows_over(mesh)
+    if all(getattr(x, "sharding", None) == sharding for x in jax.tree.leaves(batch)):
+        if remainder != "pad":  # which returns something else
+            return batch  # `device_put` would find that out in a tenth of a millisecond
+    if len(ranks_of(whole)) > 1 and _is_local(batch):
+        return _of_processes(batch, mesh, whole, remainder, accumulate)
     parts = mesh.size * accumulate
     rows = _common_length(batch)
     if remainder == "pad":
@@ -90,10 +119,42 @@ def shard_batch(
         batch = jax.tree.map(lambda leaf: leaf[:kept], batch)
     elif rows % parts:
         raise ValueError(_indivisible(rows, mesh.size, accumulate, remainder))
-    sharding = rows_over(mesh)
-    if all(getattr(x, "sharding", None) == sharding for x in jax.tree.leaves(batch)):
-        return batch  # `device_put` would find that out in a tenth of a millisecond
     return jax.device_put(batch, sharding)
+
+
+def _is_local(batch: PyTree) -> bool:
+    """Whether a batch is of this process alone."""
+    leaves = jax.tree.leaves(batch)
+    return all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
+
+
+def _of_processes(
+    batch: PyTree, mesh: Mesh, whole: Mesh, remainder: str, accumulate: int
+) -> PyTree:
+    """One batch of the rows that each process has for its own devices."""
+    ranks = ranks_of(whole)
+    on = [device.process_index for device in mesh.devices.flat]
+    local = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+    given = _common_length(batch) if local else 0  # a process that only serves
+    workers = [on.count(rank) for rank in ranks]
+    per_device = agreed_rows(given, workers, ranks, remainder, accumulate)
+    rows = per_device * len(local)
+    if remainder == "pad":
+        batch = jax.tree.map(lambda leaf: _pad(leaf, rows) if local else leaf, batch)
+        batch = PaddedBatch(batch, np.arange(rows) < given)
+    sharding = rows_over(mesh)
+
+    def placed(leaf):
+        slices = leaf[:rows].reshape(len(local), per_device, *leaf.shape[1:])
+        shards = [jax.device_put(*pair) for pair in zip(slices, local, strict=True)]
+        return jax.make_array_from_single_device_arrays(
+            (per_device * mesh.size, *leaf.shape[1:]),
+            sharding,
+            shards,
+            dtype=leaf.dtype,
+        )
+
+    return jax.tree.map(placed, batch)
 
 
 @functools.lru_cache(maxsize=64)
@@ -113,16 +174,18 @@ def with_servers(batch: PyTree, mesh: Mesh, serving_ranks: int) -> PyTree:
         serving_ranks: How many ranks of its first axis only serve.
     """
     sharding = rows_over(mesh)
-    servers = [*mesh.devices[:serving_ranks].flat]
+    here = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+    servers = {*mesh.devices[:serving_ranks].flat}
+    workers = mesh.size - len(servers)
 
     def extend(leaf):
         shards = {shard.device: shard.data for shard in leaf.addressable_shards}
-        kind = next(iter(shards.values()))
-        blanks = [_blank(kind.shape, kind.dtype, device) for device in servers]
-        shape = (kind.shape[0] * mesh.size, *leaf.shape[1:])
-        worked = [shards[d] for d in mesh.devices[serving_ranks:].flat if d in shards]
+        shape = (leaf.shape[0] // workers, *leaf.shape[1:])
         return jax.make_array_from_single_device_arrays(
-            shape, sharding, blanks + worked
+            (shape[0] * mesh.size, *shape[1:]),
+            sharding,
+            [_blank(shape, leaf.dtype, d) if d in servers else shards[d] for d in here],
+            dtype=leaf.dtype,
         )
 
     return jax.tree.map(extend, batch)

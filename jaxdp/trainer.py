@@ -20,11 +20,13 @@ from jax.sharding import PartitionSpec as P
 from jaxdp import guard
 from jaxdp.backward import read_gradients
 from jaxdp.buckets import Buckets
-from jaxdp.data import shard_batch, with_servers
+from jaxdp.data import split_rows, with_servers
 from jaxdp.designs import Design
 from jaxdp.loss import Contribution, Mean
 from jaxdp.mesh import without_mesh, worker_mesh
 from jaxdp.precision import check_not_failed, has_failed
+from jaxdp.processes.agreement import check_same_program, check_same_tree
+from jaxdp.processes.values import on_all, ranks_of
 from jaxdp.replica import Replica
 from jaxdp.state import (
     TrainState,
@@ -46,6 +48,8 @@ class Trainer:
         self.replica = replica
         self.mesh = mesh
         self.replicated = NamedSharding(mesh, P())
+        self.ranks = ranks_of(mesh)  # of processes
+        self.agreed: set[Any] = set()  # shapes whose programs have been compared
         design, axis_name = replica.design, replica.axis_name
         per_replica = replica.loss.policy == "per_replica"
         spec = TrainState(
@@ -97,14 +101,19 @@ class Trainer:
         design, sizes = self.replica.design, self.mesh.devices.shape
         with jax.ensure_compile_time_eval():  # also where only shapes are wanted
             without_mesh(design.check_training)(self.replica.optimizer, params, sizes)
+        given = {"params": params, "rng": rng, "model_state": model_state}
+        check_same_tree(given, self.ranks)
         # Moves arrays from other devices or meshes; the copy in `_init` unties them.
-        given = jax.device_put((params, rng, model_state), self.replicated)
+        given = on_all((params, rng, model_state), self.replicated)
         return without_mesh(self.jitted_init)(*given)
 
     def step(self, state: TrainState, batch: PyTree) -> tuple[TrainState, dict]:
         """One optimizer update."""
         self._check(state, "step")
-        return self.run_step(state, self._placed(batch))
+        batch = self._placed(batch)
+        if len(self.ranks) > 1:
+            self._agree(state, batch)
+        return self.run_step(state, batch)
 
     def params(self, state: TrainState) -> PyTree:
         """A copy of the parameters, which later steps do not donate."""
@@ -248,6 +257,15 @@ class Trainer:
             names = [name for name, _ in _named(state.params, "params")]
             check_not_failed(state.loss_scale, names, f"train.{caller}")
 
+    def _agree(self, state: TrainState, batch: PyTree) -> None:
+        """Compares the program for these shapes with that of the other processes."""
+        leaves, structure = jax.tree.flatten((state, batch))
+        shapes = structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
+        if shapes not in self.agreed:
+            lowered = without_mesh(self.jitted_step.lower)(state, batch)
+            check_same_program(lowered, self.ranks)
+            self.agreed.add(shapes)
+
     def _init(self, params, rng, model_state) -> TrainState:
         """The state of copies of what was given."""
         params, rng, model_state = own_copy((params, rng, model_state))
@@ -292,7 +310,7 @@ class Trainer:
 
     def _placed(self, batch: PyTree) -> PyTree:
         """The batch on the devices: no rows where a device only serves."""
-        batch = shard_batch(batch, self.worker_mesh, axis_name=self.mesh.axis_names)
+        batch = split_rows(batch, self.worker_mesh, self.mesh, "error", 1)
         if self.worker_mesh is self.mesh:
             return batch
         return with_servers(batch, self.mesh, self.replica.design.serving_ranks)

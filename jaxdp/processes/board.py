@@ -1,0 +1,66 @@
+"""The coordinator's board: short texts that processes leave for each other.
+
+`jax.distributed` keeps such a store in process 0 and offers no public name for it. It
+needs no devices and waits no longer than it is told, so that a process that does not
+come is named instead of waited for. The only place that reaches into `jax._src`.
+"""
+
+import time
+from collections.abc import Sequence
+
+import jax
+from jax._src import clusters, distributed, xla_bridge
+
+
+def is_running() -> bool:
+    """Whether several processes are connected."""
+    return distributed.global_state.client is not None and jax.process_count() > 1
+
+
+def jax_is_in_use() -> bool:
+    """Whether JAX has started its devices, after which no process can join."""
+    return xla_bridge.backends_are_initialized()
+
+
+def cluster() -> str | None:
+    """What JAX detects that this process runs in, such as "slurm"; None for nothing."""
+    for kind in clusters.ClusterEnv._cluster_types:
+        if not kind.opt_in_only_method and kind.is_env_present():
+            return kind.name
+    return None
+
+
+def post(key: str, text: str) -> None:
+    """Leaves a text under a key, once."""
+    _client().key_value_set(key, text)
+
+
+def remove(key: str) -> None:
+    """Takes a text off the board."""
+    _client().key_value_delete(key)
+
+
+def posted(folder: str) -> dict[str, str]:
+    """The texts under `FOLDER/...`, by what follows."""
+    found = _client().key_value_dir_get(folder + "/")
+    return {key.rpartition("/")[2]: text for key, text in found}
+
+
+def wait_for(
+    folder: str, ranks: Sequence[int], timeout_s: float
+) -> dict[int, str | None]:
+    """The text of every rank under `FOLDER/RANK`; None for who has not come in time."""
+    deadline = time.monotonic() + timeout_s
+    texts = {}
+    for rank in ranks:
+        left_ms = max(1, int(1e3 * (deadline - time.monotonic())))
+        try:
+            texts[rank] = _client().blocking_key_value_get(f"{folder}/{rank}", left_ms)
+        except jax.errors.JaxRuntimeError:
+            texts[rank] = None
+    return texts
+
+
+def _client():
+    """The connection to the coordinator."""
+    return distributed.global_state.client
