@@ -15,6 +15,7 @@ from typing import Any
 
 Found = dict[str, Any]
 LINE = 4096  # bytes, at most, of what a process says
+GRACE_S = 5.0  # for the verdict to arrive, after the time that it is about
 
 
 def hold(
@@ -73,6 +74,7 @@ def _answer(address: str, said: Found, deadline: float) -> str:
         try:
             with socket.create_connection((host, port), timeout=left) as connection:
                 connection.sendall(json.dumps(said).encode() + b"\n")
+                connection.settimeout(left + GRACE_S)
                 with connection.makefile() as lines:
                     if line := lines.readline(LINE):
                         return json.loads(line)
@@ -109,7 +111,7 @@ def _listening(bind: str) -> Iterator[socket.socket]:
 
 def _said(connection: socket.socket) -> Found | None:
     """What a process says of itself; None if it is no process of ours."""
-    connection.settimeout(5.0)
+    connection.settimeout(GRACE_S)
     try:
         with connection.makefile() as lines:
             said = json.loads(lines.readline(LINE))
