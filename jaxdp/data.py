@@ -102,10 +102,10 @@ def split_rows(
             f"shard_batch got remainder={remainder!r}. It must be 'error', 'pad' or "
             "'drop'."
         )
-    sharding = rows_over(mesh)
-    if all(getattr(x, "sharding", None) == sharding for x in jax.tree.leaves(batch)):
-        if remainder != "pad":  # which returns something else
-            return batch  # `device_put` would find that out in a tenth of a millisecond
+    sharding, leaves = rows_over(mesh), jax.tree.leaves(batch)
+    placed = leaves and all(getattr(x, "sharding", None) == sharding for x in leaves)
+    if placed and remainder == "error" and accumulate == 1:
+        return batch  # `device_put` would find that out in a tenth of a millisecond
     if len(ranks_of(whole)) > 1 and _is_local(batch):
         return _of_processes(batch, mesh, whole, remainder, accumulate)
     parts = mesh.size * accumulate

@@ -1,12 +1,12 @@
 """Values on the host, from arrays that span processes and back."""
 
-from collections.abc import Sequence
+import functools
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from jaxdp.buckets import is_key
 
@@ -77,9 +77,10 @@ def on_all(tree: PyTree, sharding: NamedSharding) -> PyTree:
     return jax.device_put(tree, sharding)
 
 
-def ranks_of(mesh: Any) -> Sequence[int]:
+@functools.lru_cache(maxsize=64)
+def ranks_of(mesh: Mesh) -> tuple[int, ...]:
     """The processes that a mesh spans, in order."""
-    return sorted({device.process_index for device in mesh.devices.flat})
+    return tuple(sorted({device.process_index for device in mesh.devices.flat}))
 
 
 def _on_all(leaf: Any, sharding: NamedSharding) -> jax.Array:
