@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jaxdp.data import PaddedBatch, rows_over
 from jaxdp.designs.base import Design
 from jaxdp.mesh import auto_mesh, worker_mesh
+from jaxdp.processes.values import ranks_of
 from jaxdp.sampling import Rows, Sampler
 
 PyTree = Any
@@ -47,7 +48,8 @@ def epoch_batches(
         position of the next one.
 
     Raises:
-        ValueError: Leaves whose length is not the sampler's, or a bad `accumulate`.
+        ValueError: Leaves whose length is not the sampler's, a bad `accumulate`, or
+            processes of which some have fewer devices that take rows.
 
     Example:
         >>> import jaxdp, numpy as np
@@ -65,9 +67,9 @@ def epoch_batches(
             "micro-batch. Pass what data_parallel got."
         )
     most_axes, serving = (design.most_axes, design.serving_ranks) if design else (1, 0)
-    workers = worker_mesh(
-        auto_mesh(mesh, axis_name, "epoch_batches", most_axes), serving
-    )
+    whole = auto_mesh(mesh, axis_name, "epoch_batches", most_axes)
+    workers = worker_mesh(whole, serving)
+    _check_shares(whole, workers)
     sharding = rows_over(workers)
     multiple = len(workers.local_devices) * accumulate
     return (
@@ -77,6 +79,21 @@ def epoch_batches(
         )
         for rows in (sampler if epoch is None else sampler.epoch(epoch))
     )
+
+
+def _check_shares(whole: Mesh, workers: Mesh) -> None:
+    """Refuses processes that have unequally many devices for equally many rows."""
+    on = [device.process_index for device in workers.devices.flat]
+    shares = {rank: on.count(rank) for rank in ranks_of(whole)}
+    if len(set(shares.values())) > 1:
+        listed = ", ".join(f"rank {rank}: {n}" for rank, n in shares.items())
+        raise ValueError(
+            f"epoch_batches got processes of which some have fewer working devices "
+            f"than others ({listed}), since some only serve. A sampler gives all "
+            "processes equally many rows, for equally many devices. Let the servers "
+            "work with dedicated=False, or split the rows yourself and give each "
+            "process's own to shard_batch(..., design=...)."
+        )
 
 
 def _padded(data: PyTree, rows: Rows, size: int) -> PaddedBatch:

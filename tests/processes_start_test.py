@@ -193,31 +193,58 @@ def test_a_number_in_the_environment_that_is_none(monkeypatch):
         jaxdp.initialize()
 
 
-def test_the_environment_says_where_a_process_belongs():
-    """Two processes join, and the coordinator listens on the loopback alone."""
+def launcher(rank, port):
+    return {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PROCESS_ID": str(rank),
+    }
+
+
+def slurm(rank, port):
+    return {
+        "SLURM_JOB_ID": "12",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "JAX_COORDINATOR_PORT": str(port),
+    }
+
+
+def open_mpi(rank, port):
+    return {
+        "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://127.0.0.1:34911",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+        "JAX_COORDINATOR_PORT": str(port),
+    }
+
+
+@pytest.mark.parametrize("surroundings", [launcher, slurm, open_mpi])
+def test_the_environment_says_where_a_process_belongs(surroundings):
+    """Two processes join; told of the loopback address, they listen nowhere else."""
     program = textwrap.dedent("""
-        import jaxdp
+        import jaxdp, sys
         jaxdp.initialize(timeout_s=60)
-        import jax, os
+        import jax
         print(jax.process_count(), jax.device_count(), jaxdp.process_zero())
-        port = os.environ["JAX_COORDINATOR_ADDRESS"].split(":")[1]
         open_ports = open("/proc/net/tcp").read() + open("/proc/net/tcp6").read()
         where = {line.split()[1] for line in open_ports.splitlines() if " 0A " in line}
-        print(*(w for w in where if w.endswith(f":{int(port):04X}")))
+        print(*(w for w in where if w.endswith(f":{int(sys.argv[1]):04X}")))
         jaxdp.processes.agree("the end", 1)
     """)
     port = free_port()
-    environment = {
+    shared = {
         "PATH": "/usr/bin:/bin",
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "3",
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-        "JAX_NUM_PROCESSES": "2",
     }
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", program],
-            env=environment | {"JAX_PROCESS_ID": str(rank)},
+            [sys.executable, "-c", program, str(port)],
+            env=shared | surroundings(rank, port),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -231,5 +258,6 @@ def test_the_environment_says_where_a_process_belongs():
             process.kill()
     for rank, (out, err) in enumerate(printed):
         assert f"2 6 {rank == 0}\n" in out, err
-        # 127.0.0.1 in hexadecimal, as an IPv4 or as an IPv6 address, and no other.
-        assert re.search(rf"\n(0{{16}}FFFF0000)?0100007F:{port:04X}\n$", out)
+        if surroundings is launcher:
+            # 127.0.0.1 in hexadecimal, as an IPv4 or as an IPv6 address, and no other.
+            assert re.search(rf"\n(0{{16}}FFFF0000)?0100007F:{port:04X}\n$", out)

@@ -5,6 +5,7 @@ needs no devices and waits no longer than it is told, so that a process that doe
 come is named instead of waited for. The only place that reaches into `jax._src`.
 """
 
+import os
 import time
 from collections.abc import Sequence
 
@@ -26,10 +27,18 @@ def jax_is_in_use() -> bool:
 
 def cluster() -> str | None:
     """What JAX detects that this process runs in, such as "slurm"; None for nothing."""
-    for kind in clusters.ClusterEnv._cluster_types:
-        if not kind.opt_in_only_method and kind.is_env_present():
-            return kind.name
-    return None
+    detected = _cluster()
+    return detected and detected.name
+
+
+def place_in_cluster(timeout_s: float) -> tuple[str, int, int]:
+    """Where the cluster says this process belongs: coordinator, count and rank."""
+    detected = _cluster()
+    assert detected is not None
+    address = detected.get_coordinator_address(
+        round(timeout_s), os.environ.get("JAX_COORDINATOR_PORT")
+    )
+    return address, detected.get_process_count(), detected.get_process_id()
 
 
 def post(key: str, text: str) -> None:
@@ -77,6 +86,14 @@ def wait_for(
         except jax.errors.JaxRuntimeError:
             texts[rank] = None
     return texts
+
+
+def _cluster():
+    """What JAX detects: one of its kinds of cluster, or None."""
+    for kind in clusters.ClusterEnv._cluster_types:
+        if not kind.opt_in_only_method and kind.is_env_present():
+            return kind
+    return None
 
 
 def _client():

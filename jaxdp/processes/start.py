@@ -3,11 +3,14 @@
 import importlib.metadata
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxdp.processes import board, failures, roll_call
+
+# Clusters whose coordinator is known before JAX connects; TPUs meet by themselves.
+MEETING = ("k8s", "ompi", "slurm")
 
 
 class Place(NamedTuple):
@@ -63,10 +66,14 @@ def initialize(
         >>> jaxdp.process_zero()
         True
     """
-    place = _place(
+    place = _given(
         coordinator_address, num_processes, process_id, coordinator_bind_address
     )
     found = None if place else board.cluster()
+    if found in MEETING:
+        address, count, rank = board.place_in_cluster(timeout_s)
+        everywhere = f"[::]:{roll_call.split(address)[1]}"  # as JAX itself binds there
+        place = Place(address, coordinator_bind_address or everywhere, count, rank)
     if (place is None and found is None) or (place and place.count == 1):
         return
     if board.jax_is_in_use():
@@ -76,30 +83,26 @@ def initialize(
             "join before that. Call it first: before jax.devices(), jax.device_put, "
             "jax.random.key and any computation, also in modules that are imported."
         )
-    seconds = {
+    arguments: dict[str, Any] = {
         "initialization_timeout": round(timeout_s),
         "shutdown_timeout_seconds": round(timeout_s),
         "heartbeat_timeout_seconds": round(heartbeat_timeout_s),
+        "local_device_ids": local_device_ids,
     }
-    if place is None:
-        jax.distributed.initialize(local_device_ids=local_device_ids, **seconds)
-    else:
-        roll_call.hold(
-            *(place.coordinator, place.bind, place.count, place.rank),
-            _versions(),
-            timeout_s,
-        )
-        jax.distributed.initialize(
-            *(place.coordinator, place.count, place.rank),
-            local_device_ids=local_device_ids,
-            coordinator_bind_address=place.bind,
-            **seconds,
-        )
+    if place:
+        roll_call.hold(*place, _versions(), timeout_s)
+        arguments |= {
+            "coordinator_address": place.coordinator,
+            "coordinator_bind_address": place.bind,
+            "num_processes": place.count,
+            "process_id": place.rank,
+        }
+    jax.distributed.initialize(**arguments)
     failures.install(heartbeat_timeout_s)
-    _check_joined(place.count if place else None, found)
+    _check_joined(place.count if place else None)
 
 
-def _place(
+def _given(
     address: str | None, count: int | None, rank: int | None, bind: str | None
 ) -> Place | None:
     """What was given, completed from the environment; None if nothing was."""
@@ -152,14 +155,13 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _check_joined(count: int | None, found: str | None) -> None:
+def _check_joined(count: int | None) -> None:
     """Starts the devices, and checks that they are those of all processes."""
     devices, joined = jax.device_count(), jax.process_count()
-    if joined == (count or joined) and (joined > 1 or found is not None):
-        return
-    raise RuntimeError(
-        f"jaxdp.initialize connected {count} processes, and JAX sees {joined} with "
-        f"{devices} device(s). Its platform {jax.devices()[0].platform!r} does not "
-        "span processes. Check JAX_PLATFORMS, and on CPUs that "
-        "JAX_CPU_COLLECTIVES_IMPLEMENTATION is 'gloo'."
-    )
+    if joined != (count or joined):
+        raise RuntimeError(
+            f"jaxdp.initialize connected {count} processes, and JAX sees {joined} with "
+            f"{devices} device(s). Its platform {jax.default_backend()!r} does not "
+            "span processes. Check JAX_PLATFORMS, and on CPUs that "
+            "JAX_CPU_COLLECTIVES_IMPLEMENTATION is 'gloo'."
+        )
