@@ -86,7 +86,8 @@ class Group:
 
 @pytest.fixture
 def group(request, tmp_path):
-    group = Group(*request.param, tmp_path)
+    count, who, how = request.param
+    group = Group(count, who, how, tmp_path)
     try:
         group.wait_for_steps()
         yield group

@@ -26,7 +26,7 @@ def free_port():
 def hold(people, timeout_s=20.0, bind=None):
     """What each of some `(rank, count, about)` hears: a text, empty if all is well."""
     address = f"127.0.0.1:{free_port()}"
-    heard = [None] * len(people)
+    heard = ["nothing"] * len(people)
 
     def come(i, rank, count, about):
         try:

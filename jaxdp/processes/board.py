@@ -8,6 +8,7 @@ come is named instead of waited for. The only place that reaches into `jax._src`
 import os
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax._src import clusters, distributed, xla_bridge
@@ -96,6 +97,6 @@ def _cluster():
     return None
 
 
-def _client():
+def _client() -> Any:
     """The connection to the coordinator."""
     return distributed.global_state.client
