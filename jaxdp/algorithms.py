@@ -316,9 +316,10 @@ def build(collective: str, algorithm: str, devices: int, root: int = 0) -> Sched
     """
     choices = SCHEDULES[collective]
     if algorithm not in choices:
+        others = ["auto", "native"] if collective == "all_reduce" else []
         raise ValueError(
             f"{collective} got algorithm={algorithm!r}. It must be one of "
-            f"{sorted(choices)}, or a jaxdp.schedule.Schedule of your own."
+            f"{sorted([*choices, *others])}, or a jaxdp.schedule.Schedule of your own."
         )
     if devices < 1:
         raise ValueError(f"{collective} got {devices} devices. It needs at least 1.")

@@ -23,8 +23,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 
 from jaxdp.buckets import is_movable, is_summable
+from jaxdp.executor import accumulation_dtype
 from jaxdp.packing import (
     axis_size,
     chunked,
@@ -54,14 +56,16 @@ def all_reduce(
 
     Cost: ring, 2 (N - 1) rounds, 2 (N - 1) K / N bytes sent per device (K padded to a
     multiple of N elements); star, 2 rounds, (N - 1) K bytes in and out of the root;
-    recursive doubling, log2 N rounds of K bytes. Of 16-bit leaves, partial sums travel
-    as float32.
+    recursive doubling, log2 N rounds of K bytes; native, XLA's choice. Of 16-bit
+    leaves, partial sums travel as float32.
 
     Args:
         tree: Pytree of arrays of any shape.
         axis_name: The mesh axis.
-        algorithm: `"ring"`, `"star"`, `"recursive_doubling"` or a
-            `jaxdp.schedule.Schedule`.
+        algorithm: `"ring"`, `"star"`, `"recursive_doubling"`, a
+            `jaxdp.schedule.Schedule`, or `"native"`: `lax.psum`, by no rounds of ours.
+            `"auto"` is the ring, but native between two processes on CPUs: there gloo
+            lets two neighbours that swap take turns, which takes a ring twice the time.
         mean: Divides by N, before the sum is rounded to the leaf's dtype.
 
     Returns:
@@ -82,8 +86,13 @@ def all_reduce(
     """
     size = axis_size("all_reduce", axis_name)
     divisor = size if mean else 1
-    collective = scheduled("all_reduce", algorithm, axis_name, size, 0, divisor)
-    return per_dtype(tree, is_summable, functools.partial(concatenated, collective))
+    algorithm = _chosen(algorithm, size)
+    if algorithm == "native":
+        run = functools.partial(_native_sum, axis_name, divisor)
+    else:
+        collective = scheduled("all_reduce", algorithm, axis_name, size, 0, divisor)
+        run = functools.partial(concatenated, collective)
+    return per_dtype(tree, is_summable, run)
 
 
 def reduce(
@@ -298,3 +307,26 @@ def _check_leading_axis(tree: PyTree, size: int, axis_name: Hashable) -> None:
             f"scatter got leaves whose leading axis is not the {size} devices on axis "
             f"{axis_name!r}: {', '.join(bad)}. Stack one entry per device along axis 0."
         )
+
+
+def _chosen(algorithm: Algorithm, devices: int) -> Algorithm:
+    """What "auto" stands for on so many devices."""
+    if algorithm != "auto":
+        return algorithm
+    takes_turns = jax.process_count() > 1 and jax.default_backend() == "cpu"
+    return "native" if devices == 2 and takes_turns else "ring"
+
+
+def _native_sum(
+    axis_name: str, divisor: int, leaves: list[jax.Array]
+) -> list[jax.Array]:
+    """Sums the leaves of one dtype by one `lax.psum`."""
+
+    def total(flat):
+        if not flat.size:
+            return flat
+        found = lax.psum(flat.astype(accumulation_dtype(flat.dtype)), axis_name)
+        return (found / divisor if divisor > 1 else found).astype(flat.dtype)
+
+    flat = side_by_side(total, [leaf.reshape(1, leaf.size) for leaf in leaves])
+    return [x.reshape(leaf.shape) for x, leaf in zip(flat, leaves, strict=True)]

@@ -25,7 +25,11 @@ from jaxdp.designs import Design
 from jaxdp.loss import Contribution, Mean
 from jaxdp.mesh import without_mesh, worker_mesh
 from jaxdp.precision import check_not_failed, has_failed
-from jaxdp.processes.agreement import check_same_program, check_same_tree
+from jaxdp.processes.agreement import (
+    check_same_devices,
+    check_same_program,
+    check_same_tree,
+)
 from jaxdp.processes.values import on_all, ranks_of
 from jaxdp.replica import Replica
 from jaxdp.state import (
@@ -102,6 +106,7 @@ class Trainer:
         with jax.ensure_compile_time_eval():  # also where only shapes are wanted
             without_mesh(design.check_training)(self.replica.optimizer, params, sizes)
         given = {"params": params, "rng": rng, "model_state": model_state}
+        check_same_devices(self.mesh, self.ranks)
         check_same_tree(given, self.ranks)
         # Moves arrays from other devices or meshes; the copy in `_init` unties them.
         given = on_all((params, rng, model_state), self.replicated)

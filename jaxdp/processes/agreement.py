@@ -89,6 +89,28 @@ def from_zero(name: str, value: Any, timeout_s: float = TIMEOUT_S) -> Any:
     return agree(name, value, timeout_s)[0]
 
 
+def check_same_devices(mesh: jax.sharding.Mesh, ranks: Sequence[int]) -> None:
+    """Refuses a mesh that has its devices in another order on some processes.
+
+    Their programs would be the same text, and wait for each other in circles.
+
+    Raises:
+        ValueError: Names the processes that differ from most others.
+        TimeoutError: A process did not come; its mesh may be without these processes.
+    """
+    has = [device.id for device in mesh.devices.flat]
+    everyone = agree("the devices of the mesh", has, ranks=ranks)
+    most = max(everyone, key=everyone.count)
+    odd = {r: ids for r, ids in zip(ranks, everyone, strict=True) if ids != most}
+    if odd:
+        raise ValueError(
+            f"train.init got a mesh of the devices {next(iter(odd.values()))} on "
+            f"{_listed(odd)}, and of {most} elsewhere. All processes must have the "
+            "same devices in the same order. Make it on all by jaxdp.data_mesh(), or "
+            "of one choice from jax.devices()."
+        )
+
+
 def check_same_tree(tree: PyTree, ranks: Sequence[int]) -> None:
     """Refuses a tree that is not the same on all processes, bit for bit.
 
@@ -118,7 +140,7 @@ def check_same_tree(tree: PyTree, ranks: Sequence[int]) -> None:
         views = [{leaf: has[what] for leaf, has in said.items()} for said in everyone]
         if different := _disagreement(views, ranks):
             raise ValueError(
-                f"train.init got another {what} on some processes: {different}. All "
+                f"train.init got different {what} on some processes: {different}. All "
                 "must start from the same. Make it from one seed everywhere, restore "
                 "it everywhere, or take that of process 0 with "
                 "jaxdp.processes.copies_of_zero."
