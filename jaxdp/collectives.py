@@ -323,8 +323,6 @@ def _native_sum(
     """Sums the leaves of one dtype by one `lax.psum`."""
 
     def total(flat):
-        if not flat.size:
-            return flat
         found = lax.psum(flat.astype(accumulation_dtype(flat.dtype)), axis_name)
         return (found / divisor if divisor > 1 else found).astype(flat.dtype)
 
