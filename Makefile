@@ -8,9 +8,11 @@ CUDA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,cuda12)
 SOURCES := jaxdp experiments benchmarks tests
 
 .DEFAULT_GOAL := help
-# Experiments that compile for accelerators that are not here.
+# Experiments that compile for accelerators that are not here, and that run PyTorch.
 COMPILING := gpu scaling traffic
-EXTRA_STAMP := $(if $(filter $(COMPILING),$(EXP)),.compile,.experiments)
+RIVALS := bandwidth
+EXTRA_STAMP := $(if $(filter $(COMPILING),$(EXP)),.compile,$(if \
+  $(filter $(RIVALS),$(EXP)),.torch,.experiments))
 
 .PHONY: help experiment experiments test check format bench gpu-check clean
 
@@ -49,17 +51,20 @@ clean:  ## remove environments, caches and results
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A stamp per extra, so that a second call starts at once. Each extra contains those
-# that stand before it (experiments, compile, test, dev), and stamps them too.
+# A stamp per extra, so that a second call starts at once. The larger ones contain
+# others, and stamp them too.
+TESTED := .experiments .compile .torch .test
 $(VENV)/.experiments:
 	@$(MAKE) --no-print-directory install EXTRA=experiments STAMPS=".experiments"
 $(VENV)/.compile:
 	@$(MAKE) --no-print-directory install EXTRA=experiments,compile STAMPS=".experiments .compile"
+$(VENV)/.torch:
+	@$(MAKE) --no-print-directory install EXTRA=experiments,torch STAMPS=".experiments .torch"
 $(VENV)/.test:
-	@$(MAKE) --no-print-directory install EXTRA=test STAMPS=".experiments .compile .test"
+	@$(MAKE) --no-print-directory install EXTRA=test STAMPS="$(TESTED)"
 $(VENV)/.dev:
-	@$(MAKE) --no-print-directory install EXTRA=dev STAMPS=".experiments .compile .test .dev"
-$(VENV)/.experiments $(VENV)/.compile $(VENV)/.test $(VENV)/.dev: pyproject.toml
+	@$(MAKE) --no-print-directory install EXTRA=dev STAMPS="$(TESTED) .dev"
+$(addprefix $(VENV)/,$(TESTED) .dev): pyproject.toml
 
 .PHONY: install
 install: $(BIN)/pip
