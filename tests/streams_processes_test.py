@@ -1,0 +1,41 @@
+"""Two streams in each of two processes, against the same design in one program."""
+
+import socket
+
+import pytest
+
+from experiments.harness.processes import Processes
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.MonkeyPatch.context() as patch:
+        # Without instructions that XLA could contract a product and a sum to.
+        patch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX")
+        folder = tmp_path_factory.mktemp("workers")
+        with Processes("tests.streams_worker", 2, folder, address) as group:
+            yield group
+
+
+def test_the_bits_of_one_program_in_several_processes(workers):
+    first, second = workers.ask(program="streams", delay=0)
+    assert first[:2] == second[:2]
+    assert (first[3], second[3]) == (2, 2)
+    assert first[2] != second[2]
+    assert [answer[:2] for answer in workers.ask(program="one", delay=0)] == [
+        first[:2],
+        first[:2],
+    ]
+
+
+def test_a_delay_in_several_processes(workers):
+    first, second = workers.ask(program="streams", delay=1)
+    assert first[:2] == second[:2]
+    (prompt, digest, *_), _ = workers.ask(program="streams", delay=0)
+    losses = first[0]
+    assert losses[0] == prompt[0]
+    assert losses[1] != prompt[1]  # on the weights of step 0
+    assert digest != first[1]
