@@ -32,7 +32,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.distributing_processes import Processes
+from experiments.harness.processes import Processes
 
 MODELS = ("cnn", "transformer")
 WAYS = {
@@ -92,7 +92,7 @@ def missing() -> str:
     """Why nothing can be compared; empty if it can."""
     if importlib.util.find_spec("torch"):
         return ""
-    return "PyTorch is not installed: pip install 'jax-data-parallel[test]'"
+    return "PyTorch is not installed: pip install 'jax-data-parallel[torch]'"
 
 
 def rows(seconds: float, counts: Sequence[int] = (2, 4)) -> list[Cost]:

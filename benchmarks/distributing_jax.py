@@ -26,8 +26,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxdp
 from benchmarks import distributing_problem as problem
-from benchmarks import distributing_processes as processes
 from experiments import models
+from experiments.harness import processes
 
 MODELS = {"cnn": models.DigitsNet, "transformer": models.CharTransformer}
 DESIGNS: dict[str, jaxdp.Design] = {

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import distributing_models as models
 from benchmarks import distributing_problem as problem
-from benchmarks import distributing_processes as processes
+from experiments.harness import processes
 
 
 class Training:

@@ -6,11 +6,11 @@ import time
 import pytest
 
 from benchmarks import distributing
-from benchmarks.distributing_processes import Processes
+from experiments.harness.processes import Processes
 
 WORKER = """
 import sys, time
-from benchmarks import distributing_processes as processes
+from experiments.harness import processes
 
 def answer(do, value=0):
     print("a library prints this")
@@ -43,6 +43,17 @@ def test_workers_answer_by_rank_and_end(start):
         ]
         assert group.ask([1], do="tell") == [[1, 2, "argument", 0]]
     assert all(map(has_ended, group.workers))
+
+
+def test_what_stands_before_the_command_of_each_rank(tmp_path, monkeypatch):
+    (tmp_path / "a_worker.py").write_text(
+        "import os, sys\nfrom experiments.harness import processes\n"
+        "processes.serve(lambda: [sys.argv[1], os.environ['PLACE']])\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    prefixes = [["env", "PLACE=here"], ["env", "PLACE=there"]]
+    with Processes("a_worker", 2, tmp_path, prefixes=prefixes) as group:
+        assert group.ask() == [["0", "here"], ["1", "there"]]
 
 
 def test_a_failing_worker_is_reported_and_ends_all(start):
@@ -112,7 +123,7 @@ def test_without_pytorch_there_is_nothing_to_compare(monkeypatch):
 
 
 def test_one_process_keeps_to_one_core():
-    from benchmarks import distributing_processes as processes
+    from experiments.harness import processes
 
     if not hasattr(os, "sched_getaffinity"):
         pytest.skip("the system has no affinities")

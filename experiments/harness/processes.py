@@ -13,10 +13,10 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 START_S, ANSWER_S = 120.0, 120.0  # after which a worker counts as stuck
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -24,7 +24,14 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 class Processes:
     """Workers of one library, rank by rank."""
 
-    def __init__(self, module: str, count: int, folder: pathlib.Path, *arguments: str):
+    def __init__(
+        self,
+        module: str,
+        count: int,
+        folder: pathlib.Path,
+        *arguments: str,
+        prefixes: Sequence[Sequence[str]] | None = None,
+    ):
         """Starts `python -m MODULE RANK COUNT ARGUMENTS...`, and waits until all serve.
 
         Args:
@@ -32,16 +39,21 @@ class Processes:
             count: How many processes.
             folder: Where they write what they print.
             arguments: The same for all.
+            prefixes: What stands before the command of each rank, such as `ip netns
+                exec NAME`; it must become the worker, and not wait for it.
 
         Raises:
             RuntimeError: A worker fails.
         """
         self.module, self.workers = module, []
+        python = [sys.executable, "-m", module]
+        before = [[]] * count if prefixes is None else prefixes
         self._logs = [folder / f"{module}.{rank}.txt" for rank in range(count)]
         self._replies = [queue.SimpleQueue() for _ in range(count)]
         try:
-            for rank, log in enumerate(self._logs):
-                self._start([module, str(rank), str(count), *arguments], log)
+            for rank, prefix in enumerate(before):
+                command = [*prefix, *python, str(rank), str(count), *arguments]
+                self._start(command, self._logs[rank])
             self.collect(range(count), START_S)
         except BaseException:
             self.kill()
@@ -107,7 +119,7 @@ class Processes:
         """Starts one worker, and a thread that reads its answers."""
         with log.open("wb") as stderr:
             worker = subprocess.Popen(
-                [sys.executable, "-m", *command],
+                command,
                 cwd=ROOT,
                 env=os.environ | ONE_THREAD,
                 stdin=subprocess.PIPE,

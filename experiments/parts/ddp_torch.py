@@ -16,8 +16,8 @@ import optax
 import jaxdp
 from benchmarks import distributing
 from benchmarks import distributing_problem as problem
-from benchmarks.distributing_processes import Processes
 from experiments import models
+from experiments.harness.processes import Processes
 from experiments.harness.result import Rows
 
 MODEL = "cnn"
