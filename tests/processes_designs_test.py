@@ -27,15 +27,15 @@ def each_of(given):
 @pytest.fixture(scope="module")
 def found():
     """What all processes found: by start, a list by rank."""
+    starts = {"1x4": (1, 4, [*CASES])} | STARTS
     with contextlib.ExitStack() as stack:
-        running = {
+        groups = {
             name: stack.enter_context(
                 processes_helpers.started("processes_jobs", processes, devices, *cases)
             )
-            for name, (processes, devices, cases) in STARTS.items()
+            for name, (processes, devices, cases) in starts.items()
         }
-        alone = processes_helpers.results_of("processes_jobs", 1, 4, *CASES)
-        return {"1x4": alone} | {name: wait() for name, wait in running.items()}
+        return {name: group.results() for name, group in groups.items()}
 
 
 def bits(found):
