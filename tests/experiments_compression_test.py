@@ -15,15 +15,26 @@ from experiments.parts import compression_tables as tables
 from experiments.parts import compression_tasks as tasks
 from experiments.parts.compression_traffic import formula_bytes
 from jaxdp.compression import Int8, PowerSGD, TopK
+from tests import experiments_contract as contract
 
 NONE = runs.UNCOMPRESSED
 
 
 @pytest.fixture(scope="module")
-def found():
+def ran(tmp_path_factory):
+    """A tiny run."""
+    with contract.light_code():
+        return contract.run("compression", tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="module")
+def found(ran):
     """What a tiny run found."""
-    with jax.numpy_rank_promotion("allow"):  # as when run by hand
-        return compression.run(compression.Config(tiny=True))
+    return ran.found
+
+
+def test_what_is_written(ran):
+    contract.check(ran, {})
 
 
 def test_bytes_are_those_of_the_formula(found):

@@ -8,6 +8,7 @@ from flax import nnx
 from experiments import memory, models
 from experiments.harness import devices as machine
 from experiments.parts import footprint, room
+from tests import experiments_contract as contract
 from tests.compilers import needs_compiler
 
 DEVICES, ROWS, CLASSES = 3, 2, 1000  # of the tiny run; rows on each device
@@ -21,16 +22,28 @@ LOGITS = 4 * ROWS * CLASSES
 
 
 @pytest.fixture(scope="module")
-def ran():
-    """What a tiny run found, and the bytes that were alive before it."""
-    before = sum(array.nbytes for array in jax.live_arrays())
-    with jax.numpy_rank_promotion("allow"):  # as when run by hand
-        return memory.run(memory.Config(tiny=True, devices=DEVICES)), before
+def before():
+    """The bytes that were alive before the run."""
+    return sum(array.nbytes for array in jax.live_arrays())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def ran(before, tmp_path_factory):
+    """A tiny run."""
+    del before
+    folder = tmp_path_factory.mktemp("results")
+    return contract.run("memory", folder, "--devices", str(DEVICES))
+
+
+@pytest.fixture(scope="module")
 def found(ran):
-    return ran[0]
+    """What a tiny run found."""
+    return ran.found
+
+
+def test_what_is_written(ran):
+    verdicts = {"CA3": "partly", "CA4": "holds", "CA7": "partly", "CA15": "holds"}
+    contract.check(ran, verdicts)
 
 
 def parts_of(rows):
@@ -50,8 +63,7 @@ def test_main_device_holds_what_it_received_and_the_optimizer_state(found):
     assert "activations" not in parts
 
 
-def test_nothing_but_the_step_holds_arrays(ran):
-    found, before = ran
+def test_nothing_but_the_step_holds_arrays(found, before):
     for rows in (
         found.tables["training_each_device_at_its_peak"],
         found.tables["training_all_gradients_received"],

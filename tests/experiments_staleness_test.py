@@ -24,6 +24,7 @@ from experiments.parts.staleness_curves import WORST, curve
 from experiments.parts.staleness_runs import Key, Setting
 from experiments.parts.staleness_tasks import Task
 from jaxdp.asynchronous import Bounded, Eventual, Link, Sequential
+from tests import experiments_contract as contract
 
 WORKERS, ROUNDS = 3, 4
 SETTING = Setting(
@@ -38,10 +39,20 @@ SETTING = Setting(
 
 
 @pytest.fixture(scope="module")
-def found():
+def ran(tmp_path_factory):
+    """A tiny run."""
+    with contract.light_code():
+        return contract.run("staleness", tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="module")
+def found(ran):
     """What a tiny run found."""
-    with jax.numpy_rank_promotion("allow"):  # as when run by hand
-        return staleness.run(staleness.Config(tiny=True))
+    return ran.found
+
+
+def test_what_is_written(ran):
+    contract.check(ran, {"CB4": "partly", "CB5": "partly"})
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,25 @@ from experiments.harness import show
 from experiments.parts import uneven_mistakes as mistakes
 from experiments.parts import uneven_net as net
 from experiments.parts import uneven_runs as runs
+from tests import experiments_contract as contract
 
 
 @pytest.fixture(scope="module")
-def found():
-    """What a tiny run found, on 4 and 2 devices."""
-    with jax.numpy_rank_promotion("allow"):  # as when run by hand
-        return uneven.run(uneven.Config(tiny=True, devices=4, batch_size=16))
+def ran(tmp_path_factory):
+    """A tiny run, on 4 and 2 devices."""
+    options = "--devices", "4", "--batch-size", "16"
+    with contract.light_code():
+        return contract.run("uneven", tmp_path_factory.mktemp("results"), *options)
+
+
+@pytest.fixture(scope="module")
+def found(ran):
+    """What a tiny run found."""
+    return ran.found
+
+
+def test_what_is_written(ran):
+    contract.check(ran, {"A7": "refuted"})
 
 
 def test_every_row_is_used_once_in_one_program(found):
