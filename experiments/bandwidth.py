@@ -2,7 +2,7 @@
 
 Command:   make experiment EXP=bandwidth   ARGS="--hosts 4 --rate 400mbit --size-mb 16"
 Hardware:  Linux, root, iproute2; two cores or more. No GPU.
-Runtime:   about 20 minutes on two cores; --no-training and --most-hosts 4 shorten it.
+Runtime:   about 25 minutes on two cores; --no-training and --most-hosts 4 shorten it.
 
 Hosts are network namespaces of this machine, joined by a bridge, each link limited to
 the rate in both directions. On each runs one process of JAX, and beside it one of

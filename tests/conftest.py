@@ -28,6 +28,25 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("jaxdp")
 
+# They start first, so that at the end no process waits long for another.
+LONGEST = {
+    *("experiments_test", "torch_parity_test", "experiments_compression_test"),
+    *("collectives_test", "replicated_model_test", "ddp_torch_test"),
+    *("replicated_step_test", "replicated_torch_test", "readme_test"),
+    *("experiments_staleness_test", "experiments_memory_test"),
+    *("experiments_uneven_test", "replicated_adapters_test"),
+}
+
+
+def pytest_configure(config):
+    """Keeps pytest-xdist from starting with the modules that have most tests."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items):
+    """Puts the longest modules first; each keeps the order of its tests."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs(request):

@@ -20,11 +20,16 @@ from tests import experiments_contract as contract
 NONE = runs.UNCOMPRESSED
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _light_code():
+    with contract.light_code():
+        yield
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """A tiny run."""
-    with contract.light_code():
-        return contract.run("compression", tmp_path_factory.mktemp("results"))
+    return contract.run("compression", tmp_path_factory.mktemp("results"))
 
 
 @pytest.fixture(scope="module")

@@ -124,14 +124,47 @@ def test_what_became_of_kills(tmp_path, monkeypatch):
         "back_s": 15.0,
         "compared": 0,
         "identical": True,
-        "while saving": False,
+        "saving": False,
     }
     assert (second["rank"], second["named"], second["noticed_s"]) == (1, 0, 2.0)
     assert (second["compared"], second["identical"]) == (2, False)
     monkeypatch.setattr(launch, "orphans", lambda: [])
     row = faults.summary([first, second], launch, True, kills.Pace(1.0, 2.0, 3.0))
     assert (row["identical"], row["named as killed"], row["kills"]) == (1, 1, 2)
+    assert (row["steps compared"], row["while saving"]) == (2, 1)
     assert (row["longest_back_s"], row["hangs"], row["other failures"]) == (15.0, 0, 1)
+
+
+class _Failing(_Ended):
+    """Its first process has ended by itself, and the second one is to be killed."""
+
+    def __init__(self, folder, processes):
+        super().__init__(folder)
+        self.started, self.failed = processes, 0
+
+    def failures(self):
+        return [Failure(1.0, 2.0, 0, "")] * self.failed
+
+    def process(self, rank):
+        return self.started[self.failed]
+
+    def until(self, what, named):
+        self.failed += 1
+        assert what()
+        return what()
+
+
+def test_who_has_ended_by_itself_is_killed_in_the_next_attempt(tmp_path):
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        launch = _Failing(tmp_path, [ended.pid, process.pid])
+        planned = [Kill(START, 1, 0.0, 0)]
+        (tmp_path / "3.orbax-checkpoint-tmp").mkdir()
+        (done,) = kills.carry_out(planned, launch, tmp_path, kills.Pace(0, 0, 0))
+        process.wait(20)
+    assert (process.returncode, done.kill, done.saving) == (-9, planned[0], True)
+    assert launch.failed == 2
 
 
 def test_what_is_left_of_a_training_is_seen(tmp_path):

@@ -32,7 +32,8 @@ def ran(before, tmp_path_factory):
     """A tiny run."""
     del before
     folder = tmp_path_factory.mktemp("results")
-    return contract.run("memory", folder, "--devices", str(DEVICES))
+    options = "--devices", str(DEVICES), "--batch-size", str(DEVICES * ROWS)
+    return contract.run("memory", folder, *options)
 
 
 @pytest.fixture(scope="module")

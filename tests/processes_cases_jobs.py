@@ -16,19 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import jaxdp
 from jaxdp.processes import batches, copies_of_zero, from_zero
 from tests import processes_helpers
+from tests.processes_scatter_jobs import late, scattering
 
 PyTree = Any
 PARAMS = {"w": np.arange(3, dtype="f") / 4, "b": np.ones((), "f")}
-# Chunks of 4 KiB to 4 MiB, in float32.
-CHUNKS = (2**10, 2**14, 2**18, 2**20)
-ROUNDS = 8
-LATE_S = 31.0
 
 
 def loss_fn(params: PyTree, batch: PyTree) -> jax.Array:
@@ -182,7 +177,10 @@ def orders(_: pathlib.Path) -> dict[str, Any]:
 
 def _orders(devices: int) -> dict[str, Any]:
     each = devices // jax.process_count()
-    mesh = jaxdp.data_mesh([d for d in jax.devices() if d.id % 2048 < each])
+    processes = range(jax.process_count())
+    mesh = jaxdp.data_mesh(
+        [d for rank in processes for d in jax.local_devices(rank)[:each]]
+    )
     data = {"id": np.arange(20)}
 
     def sampler():
@@ -234,28 +232,6 @@ def saving(folder: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def scattering(_: pathlib.Path) -> dict[str, Any]:
-    """Sums of chunks of every size, again and again, compared exactly."""
-    mesh = jaxdp.data_mesh([d for d in jax.devices() if d.id % 2048 == 0])
-    wrong = {}
-    for name, scatter in scatters(mesh).items():
-        for length in CHUNKS:
-            found = [scattered(scatter, mesh, length, i) for i in range(ROUNDS)]
-            wrong[f"{name} {length}"] = int(sum(found))
-    return wrong
-
-
-def late(_: pathlib.Path) -> dict[str, Any]:
-    """One process comes late, as if it had compiled or saved for longer."""
-    mesh = jaxdp.data_mesh()
-    scatter = scatters(mesh)["ring"]
-    early = scattered(scatter, mesh, CHUNKS[0], 0)
-    time.sleep(LATE_S * jax.process_index())
-    start = time.monotonic()
-    wrong = scattered(scatter, mesh, CHUNKS[0], 1)
-    return {"wrong": [early, wrong], "waited": time.monotonic() - start}
-
-
 def failing(folder: pathlib.Path) -> dict[str, Any]:
     """Process 1 fails where all save."""
     state = training().init(PARAMS)
@@ -264,41 +240,6 @@ def failing(folder: pathlib.Path) -> dict[str, Any]:
             raise OSError("no room for the checkpoint")
         checkpointer.save(folder / "state", state)
     return {}
-
-
-def scatters(mesh: jax.sharding.Mesh) -> dict[str, Callable]:
-    """JAX's own, and that of a ring, of `[N * length]` on every device."""
-
-    def on_all(body):
-        specs = {"in_specs": P("data"), "out_specs": P("data")}
-        return jax.jit(jax.shard_map(lambda x: body(x[0])[None], mesh=mesh, **specs))
-
-    return {
-        "native": on_all(lambda x: jax.lax.psum_scatter(x, "data", tiled=True)),
-        "ring": on_all(lambda x: jaxdp.reduce_scatter(x, "data").reshape(-1)),
-    }
-
-
-def scattered(scatter: Callable, mesh: Any, length: int, seed: int) -> int:
-    """How many of this process's sums of whole numbers are wrong."""
-    count = mesh.size
-    base = np.arange(count * length) % 99991
-
-    def of_rank(rank):
-        return (base * (rank + 2) + 1013 * seed).astype("f")
-
-    stacked = jax.make_array_from_callback(
-        (count, count * length),
-        NamedSharding(mesh, P("data")),
-        lambda index: of_rank(index[0].start)[None],
-    )
-    expected = sum(of_rank(rank).astype(np.int64) for rank in range(count))
-    wrong = 0
-    for shard in scatter(stacked).addressable_shards:
-        start = length * shard.index[0].start
-        here = np.asarray(shard.data)[0].astype(np.int64)
-        wrong += int((here != expected[start : start + length]).sum())
-    return wrong
 
 
 JOBS = {

@@ -14,7 +14,8 @@ import pytest
 
 import jaxdp
 from tests import processes_helpers
-from tests.processes_cases_jobs import LATE_S, PARAMS, ROUNDS, rows
+from tests.processes_cases_jobs import PARAMS, rows
+from tests.processes_scatter_jobs import LATE_S, ROUNDS
 
 TOGETHER = (
     *("sizes", "fetching", "starting", "programs", "agreeing", "ends", "orders"),
@@ -104,6 +105,7 @@ def test_mp2_one_process_fetches_the_same_shapes():
         ("structure", "structure on some processes: params.b on rank 1 (missing;"),
         ("dtype", "params.w on rank 1 (float16[3]; elsewhere float32[3])"),
     ],
+    ids=["params", "model_state", "rng", "structure", "dtype"],
 )
 def test_mp3_what_differs_at_the_start_is_named_on_all(found, given, named):
     """A structure that differs comes before values that do."""
@@ -161,6 +163,7 @@ def test_mp5_a_process_that_does_not_come_is_named_in_time(found, at):
         ("dtype", "batches of the same dtypes"),
         ("devices", "[2049, 2048, 1, 0] on rank 1, and of [0, 1, 2048, 2049]"),
     ],
+    ids=["constant", "dtype", "devices"],
 )
 def test_mp5_programs_that_differ_are_refused_on_all(found, differs, named):
     for rank in found["programs"]:

@@ -16,7 +16,7 @@ STILL = {"tied-unused-frozen": ["fixed", "unused"]}  # what must not move
 
 @functools.cache
 def found() -> dict[str, dict]:
-    """What the script prints where XLA has no instruction to contract with."""
+    """What the script prints where a product and a sum are always rounded twice."""
     child = subprocess.run(
         [sys.executable, "-m", "tests.streams_problems"],
         cwd=pathlib.Path(__file__).parents[1],

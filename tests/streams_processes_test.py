@@ -13,7 +13,7 @@ def workers(tmp_path_factory):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.MonkeyPatch.context() as patch:
-        # Without instructions that XLA could contract a product and a sum to.
+        # Without instructions that round a product and a sum once.
         patch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX")
         folder = tmp_path_factory.mktemp("workers")
         with Processes("tests.streams_worker", 2, folder, address) as group:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 
 from jaxdp.streams.stages import Flat, cut
 
@@ -121,16 +122,21 @@ def test_results_that_nothing_computes():
 def test_side_effects_happen_once():
     seen = []
 
+    def note(value):
+        seen.append(float(value))
+        return value
+
     def function(x):
-        jax.debug.callback(lambda v: seen.append(float(v)), x * 3)
-        return x + 1, x + 2
+        jax.debug.callback(note, x * 3)
+        kind = jax.ShapeDtypeStruct((), jnp.float32)
+        return io_callback(note, kind, x + 5) + 1, x + 2
 
     flat = flat_of(function, 1.0)
     first, second = cut(flat, [[0], [1]])
-    assert names(first) == ["add"]
+    assert names(first) == ["add", "io_callback", "add"]
     evaluated(flat, [first, second], (2.0,))
     jax.effects_barrier()
-    assert seen == [6.0]
+    assert seen == [7.0, 6.0]
 
 
 def test_constants_are_known_and_not_passed_on():

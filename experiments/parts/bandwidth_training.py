@@ -59,13 +59,15 @@ class Training:
 
     def balance(self) -> None:
         """Chooses rows so that a step computes about as long as a ring communicates."""
-        self.sizes = self.sizes._replace(rows=PROBE_ROWS)
-        ring, compute = Block(False, RING, True), Block(False, COMPUTE, False)
-        for block in (ring, compute):
-            self.seconds(block, 1)
-        row_s = self.seconds(compute, 2 * STEPS) / PROBE_ROWS
-        rows = self.seconds(ring, STEPS) / row_s
-        self.sizes = self.sizes._replace(rows=max(8, 8 * round(rows / 8)))
+        rows = PROBE_ROWS
+        for _ in range(2):  # few rows are slow rows: the second time with as many
+            self.sizes = self.sizes._replace(rows=rows)
+            ring_s, compute_s = (
+                self._settled_s(Block(False, *what))
+                for what in ((RING, True), (COMPUTE, False))
+            )
+            rows = max(8, 8 * round(rows * ring_s / compute_s / 8))
+        self.sizes = self.sizes._replace(rows=rows)
 
     def blocks(self) -> list[Block]:
         """All that is timed; our computation alone is the first."""
@@ -99,6 +101,11 @@ class Training:
                 "the same rows. Compare experiments.parts.bandwidth_steps_jax and "
                 "experiments.parts.bandwidth_steps_torch."
             )
+
+    def _settled_s(self, block: Block) -> float:
+        """Seconds of a step, after a warm-up."""
+        self.seconds(block, 1)
+        return statistics.median(self.seconds(block) for _ in range(STEPS))
 
     def _expected(self, block: Block) -> list[float]:
         """First losses by host; our designs return the mean over all rows."""

@@ -1,5 +1,6 @@
 """Random kills of a training: the plan, the deed, and what became of each."""
 
+import contextlib
 import itertools
 import os
 import pathlib
@@ -92,11 +93,10 @@ def carry_out(
     kills: Sequence[Kill], launch: Launch, checkpoints: pathlib.Path, pace: Pace
 ) -> list[Done]:
     """Kills one process after the other; each makes the launcher start again."""
-    done = []
-    for number, kill in enumerate(kills):
-        launch.until(
-            lambda number=number: len(launch.failures()) >= number, f"restart {number}"
-        )
+    done: list[Done] = []
+    while len(done) < len(kills):
+        kill = kills[len(done)]
+        failures = len(launch.failures())
         process = launch.process(kill.rank)
         if kill.moment == START:
             time.sleep(kill.part * pace.start_s)
@@ -105,8 +105,14 @@ def carry_out(
             waits_s = pace.save_s if kill.moment == SAVE else pace.step_s
             time.sleep(kill.part * waits_s)
         saving = any("tmp" in path.name for path in checkpoints.glob("*"))
-        os.kill(process, signal.SIGKILL)
-        done.append(Done(kill, time.time(), saving))
+        # Where it has ended by itself, the kill is for the next attempt.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+            done.append(Done(kill, time.time(), saving))
+        launch.until(
+            lambda before=failures: len(launch.failures()) > before,
+            f"the report of kill {len(done)}",
+        )
     return done
 
 
@@ -142,11 +148,11 @@ def became(done: Sequence[Done], launch: Launch, expected: Mapping[int, str]) ->
                 "at_s": each.time_s - launch.start_s,
                 "named": failure.rank,
                 "how": failure.how.partition(",")[0],
-                "noticed_s": failure.noticed_s - each.time_s,
-                "ended_s": failure.time_s - each.time_s,
+                "noticed_s": round(failure.noticed_s - each.time_s, 2),
+                "ended_s": round(failure.time_s - each.time_s, 2),
             }
             | resumption(launch, each.time_s, end_s, expected)
-            | {"while saving": each.saving}
+            | {"saving": each.saving}
         )
     return rows
 
@@ -167,7 +173,7 @@ def resumption(
         "last step": last,
         "goes on at": after[0]["step"],
         "steps lost": last + 1 - after[0]["step"],
-        "back_s": after[0]["time_s"] - fault_s,
+        "back_s": round(after[0]["time_s"] - fault_s, 2),
         "compared": len(resumed),
         "identical": all(row["loss"] == expected[row["step"]] for row in resumed),
     }

@@ -184,9 +184,15 @@ class Launch:
             for line in lines:
                 self.messages.append(Message(time.time(), line.rstrip("\n")))
 
+    def said(self) -> str:
+        """What the launcher has said, with the seconds since its start."""
+        return "\n".join(
+            f"{message.time_s - self.start_s:7.2f} {message.text}"
+            for message in [*self.messages]
+        )
+
     def _tail(self) -> str:
-        said = "\n".join(message.text for message in self.messages[-30:])
-        return f"The launcher said:\n{said}\nIts output is in {self.folder}."
+        return f"The launcher said:\n{self.said()[-4000:]}"
 
 
 def write_digits(path: pathlib.Path) -> pathlib.Path:

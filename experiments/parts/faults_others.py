@@ -83,10 +83,9 @@ def full_disk(problem: Problem) -> dict[str, Any]:
             _fill(ballast)
             kept = _complete(disk)
             row = _went_on("full disk", None, problem, launch, ballast.unlink)
-    said = "\n".join(message.text for message in launch.messages)
     resumed = row["goes on at"] - 1
     return row | {
-        "says": CAUSE if CAUSE in said else "not the cause",
+        "says": CAUSE if CAUSE in launch.said() else "not the cause",
         "nothing lost": resumed == max(kept),
     }
 
@@ -150,8 +149,8 @@ def _went_on(
         "rank": rank,
         "named": failure.rank,
         "says": failure.how,
-        "noticed_s": failure.noticed_s - stood_s,
-        "ended_s": failure.time_s - stood_s,
+        "noticed_s": round(failure.noticed_s - stood_s, 2),
+        "ended_s": round(failure.time_s - stood_s, 2),
         **row,
         "same parameters": problem.same(launch),
         "orphans": len(launch.orphans()),

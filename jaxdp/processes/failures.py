@@ -22,7 +22,10 @@ from jaxdp.processes import board
 
 FIRST = "jaxdp/failures/first"
 NOTICED = "jaxdp/failures/noticed"
-NO_ANSWER = "rank 0, which coordinates, does not answer: see what it printed."
+NO_ANSWER = (
+    "rank 0, which coordinates, does not answer: it was killed or stopped, or the link "
+    "to it is down."
+)
 GRACE_S = 3.0  # for others to read what process 0 keeps, and to end by themselves
 # What a process says whose peer has gone: it is not what failed first.
 LOST = re.compile(r"gloo|connection (closed|reset)|broken pipe|nccl", re.IGNORECASE)

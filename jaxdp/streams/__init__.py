@@ -1,4 +1,8 @@
-"""Communication beside computation, on a second device of each process."""
+"""Communication beside computation, on a second device of each process.
+
+`two_streams` pairs the devices of each process, `data_parallel` makes a training whose
+gradients are exchanged on one device of a pair while the other computes.
+"""
 
 from jaxdp.streams.meshes import Streams as Streams
 from jaxdp.streams.meshes import two_streams as two_streams

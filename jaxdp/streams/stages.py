@@ -197,9 +197,8 @@ def _needed(
     """The operations that results need beyond what is made, in order."""
     needed, found = set(results) - made, []
     for operation in reversed(operations):
-        if made.issuperset(operation.outputs) and operation.outputs:
-            continue
-        acts = effects and bool(operation.eqn.effects)
+        done = operation.outputs and made.issuperset(operation.outputs)
+        acts = effects and operation.eqn.effects and not done
         if acts or not needed.isdisjoint(operation.outputs):
             needed |= set(operation.inputs) - made
             found.append(operation)

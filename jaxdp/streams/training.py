@@ -55,8 +55,10 @@ def data_parallel(
     """Makes a training program that communicates on devices of its own.
 
     `delay=0`: the backward pass runs in stages, one program per bucket, and a bucket
-    travels while later stages compute (Li et al., VLDB 2020, section 3.2). The numbers
-    are those of `jaxdp.data_parallel` with a design of the same buckets.
+    travels while later stages compute (Li et al., VLDB 2020, section 3.2). Operations
+    and their order are those of `jaxdp.data_parallel` with a design of the same
+    buckets; so are the bits, unless XLA compiles two operations differently together
+    and apart: it may round a product and a sum once, or lay out a transpose otherwise.
 
     `delay=1`: the gradient of a step travels while the next step computes, and is
     applied before the one after that: step t computes with weights that contain the
