@@ -169,6 +169,15 @@ def test_what_a_killed_process_leaves_goes_with_the_next_hosts(python):
 
 
 @needs_hosts
+def test_what_a_process_of_the_same_number_has_left_is_replaced():
+    built = network.Hosts(1)
+    commands.run(f"ip netns add {built.names[0]}")
+    with built:
+        assert remaining(built.names) == built.names
+    assert remaining(built.names) == []
+
+
+@needs_hosts
 def test_hosts_that_cannot_be_built_to_the_end_leave_nothing(monkeypatch):
     run, done = commands.run, []
 

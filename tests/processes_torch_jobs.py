@@ -25,10 +25,11 @@ ROWS = 24  # of all processes
 SIZES = (5, 11, 6, 2)
 # Three layers in float64 take 440 + 88, 528 + 48 and 96 + 16 bytes.
 CAP_MB = 100 / 2**20
-CAPS = {"bucket_cap_mb": CAP_MB, "first_bucket_mb": CAP_MB}
 DESIGNS = {
-    "ring": jaxdp.RingAllReduce(**CAPS),
-    "auto": jaxdp.AllReduce("auto", **CAPS),  # by lax.psum between two processes
+    "ring": jaxdp.RingAllReduce(CAP_MB, CAP_MB),
+    "auto": jaxdp.AllReduce(
+        "auto", CAP_MB, CAP_MB
+    ),  # by lax.psum between two processes
     "root": jaxdp.GatherToRoot(root=1),
 }
 HYPER_PARAMETERS = {

@@ -73,7 +73,7 @@ class Hosts:
         Raises:
             RuntimeError: The system refuses; `missing` says why and what to do.
         """
-        leftovers.remove_dead()
+        leftovers.remove_dead([*self.names, self._switch])
         self._undo = signals.raise_on_ending()
         try:
             self._build()

@@ -10,6 +10,7 @@ import pathlib
 import re
 import shutil
 import signal
+from collections.abc import Collection
 
 from experiments.network import commands
 
@@ -34,11 +35,16 @@ def existing() -> list[str]:
     return sorted({each for each in [*listed, *files] if NAMES.fullmatch(each)})
 
 
-def remove_dead() -> None:
-    """Removes what dead processes have left."""
+def remove_dead(own: Collection[str]) -> None:
+    """Removes what dead processes have left.
+
+    Args:
+        own: Names that are to be used now: a dead process had this one's number, if
+            they exist.
+    """
     for each in existing():
         match = NAMES.fullmatch(each)
-        if match and not _lives(int(match[1])):
+        if each in own or (match and not _lives(int(match[1]))):
             remove(each)
 
 
