@@ -27,9 +27,8 @@ SIZES = (5, 11, 6, 2)
 CAP_MB = 100 / 2**20
 DESIGNS = {
     "ring": jaxdp.RingAllReduce(CAP_MB, CAP_MB),
-    "auto": jaxdp.AllReduce(
-        "auto", CAP_MB, CAP_MB
-    ),  # by lax.psum between two processes
+    # Between two processes this is lax.psum, else a ring.
+    "auto": jaxdp.AllReduce("auto", CAP_MB, CAP_MB),
     "root": jaxdp.GatherToRoot(root=1),
 }
 HYPER_PARAMETERS = {
