@@ -124,14 +124,14 @@ class Trainer:
         """A copy of the parameters, which later steps do not donate."""
         self._check(state, "params", wait=True)
         if self.specs[0].params == P():
-            return jax.tree.map(jnp.copy, state.params)
+            return without_mesh(jax.tree.map)(jnp.copy, state.params)
         return without_mesh(self.jitted_params)(state.params)
 
     def model_state(self, state: TrainState) -> PyTree:
         """A copy of the model state that survives."""
         self._check(state, "model_state")
         if self.specs[0].model_state == P():
-            return jax.tree.map(jnp.copy, state.model_state)
+            return without_mesh(jax.tree.map)(jnp.copy, state.model_state)
         first = self.replica.design.serving_ranks * (
             self.mesh.size // len(self.mesh.devices)
         )
@@ -268,7 +268,7 @@ class Trainer:
         shapes = structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
         if shapes not in self.agreed:
             lowered = without_mesh(self.jitted_step.lower)(state, batch)
-            check_same_program(lowered, self.ranks)
+            check_same_program(lowered.as_text(), self.ranks)
             self.agreed.add(shapes)
 
     def _init(self, params, rng, model_state) -> TrainState:

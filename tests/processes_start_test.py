@@ -171,6 +171,7 @@ def test_too_late_once_jax_has_started():
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
+        (("127.0.0.1:9876",), "no num_processes, process_id"),
         (("127.0.0.1:9876", 2, None), "no process_id"),
         (("127.0.0.1:9876", None, 1), "no num_processes"),
         ((None, 2, 1), "no coordinator_address"),

@@ -58,7 +58,8 @@ def agree(
         return [json.loads(json.dumps(value))]
     kind = f"jaxdp/{name}/{','.join(map(str, ranks))}"
     folder = f"{kind}/{_rounds[kind]}"
-    board.post(f"{folder}/{jax.process_index()}", json.dumps(value))
+    # After a timeout, the same round is tried again.
+    board.post(f"{folder}/{jax.process_index()}", json.dumps(value), again=True)
     texts = board.wait_for(folder, ranks, timeout_s)
     if missing := [rank for rank, text in texts.items() if text is None]:
         raise TimeoutError(
@@ -147,8 +148,12 @@ def check_same_tree(tree: PyTree, ranks: Sequence[int]) -> None:
             )
 
 
-def check_same_program(lowered: jax.stages.Lowered, ranks: Sequence[int]) -> None:
+def check_same_program(text: str, ranks: Sequence[int]) -> None:
     """Refuses a step whose program is not the same on all processes.
+
+    Args:
+        text: The program, as JAX hands it to XLA.
+        ranks: The processes that take part.
 
     Raises:
         ValueError: Names the processes that differ from most others.
@@ -157,7 +162,7 @@ def check_same_program(lowered: jax.stages.Lowered, ranks: Sequence[int]) -> Non
     if len(ranks) < 2:
         return
     # Callbacks to Python are numbered by each process for itself.
-    text = re.sub(r"(?m)^.*callback.*$", "", lowered.as_text())
+    text = re.sub(r"(?m)^.*callback.*$", "", text)
     digests = agree("the program of a step", digest(text), STEP_TIMEOUT_S, ranks=ranks)
     if len(set(digests)) == 1:
         return

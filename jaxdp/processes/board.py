@@ -27,9 +27,12 @@ def jax_is_in_use() -> bool:
 
 
 def cluster() -> str | None:
-    """What JAX detects that this process runs in, such as "slurm"; None for nothing."""
+    """What JAX detects that this process runs in, such as "slurm"; None for nothing.
+
+    A class without a name, as that of Kubernetes, goes by its own.
+    """
     detected = _cluster()
-    return detected and detected.name
+    return detected and (detected.name or detected.__name__)
 
 
 def place_in_cluster(timeout_s: float) -> tuple[str, int, int]:
@@ -42,9 +45,9 @@ def place_in_cluster(timeout_s: float) -> tuple[str, int, int]:
     return address, detected.get_process_count(), detected.get_process_id()
 
 
-def post(key: str, text: str) -> None:
-    """Leaves a text under a key, once."""
-    _client().key_value_set(key, text)
+def post(key: str, text: str, again: bool = False) -> None:
+    """Leaves a text under a key, once unless `again`."""
+    _client().key_value_set(key, text, allow_overwrite=again)
 
 
 def remove(key: str) -> None:

@@ -39,6 +39,7 @@ class Listener(threading.Thread):
         super().__init__(daemon=True)
         self.heard = threading.Event()  # another process has failed
         self.ends = threading.Event()  # this one ends, as it should
+        self.listens = True
         self.last_answer = time.monotonic()
 
     def run(self) -> None:
@@ -51,13 +52,15 @@ class Listener(threading.Thread):
             except jax.errors.JaxRuntimeError:
                 return _say(NO_ANSWER)
             self.last_answer = time.monotonic()
+        self.listens = False
         if first and json.loads(first)["rank"] != jax.process_index():
             self._end_too(**json.loads(first))
 
     def watch(self, timeout_s: float) -> None:
         """Says so if the coordinator is silent: JAX's own text would not name it."""
         while not self.ends.wait(board.SLICE_MS / 1000):
-            if time.monotonic() - self.last_answer > timeout_s:
+            silent_s = time.monotonic() - self.last_answer
+            if self.listens and silent_s > timeout_s:
                 return _say(NO_ANSWER)
 
     def _end_too(self, rank: int, text: str) -> None:

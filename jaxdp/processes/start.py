@@ -10,7 +10,9 @@ import jax
 from jaxdp.processes import board, failures, roll_call
 
 # Clusters whose coordinator is known before JAX connects; TPUs meet by themselves.
-MEETING = ("k8s", "ompi", "slurm")
+MEETING = ("K8sCluster", "ompi", "slurm")
+
+BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 
 
 class Place(NamedTuple):
@@ -73,7 +75,8 @@ def initialize(
     if found in MEETING:
         address, count, rank = board.place_in_cluster(timeout_s)
         everywhere = f"[::]:{roll_call.split(address)[1]}"  # as JAX itself binds there
-        place = Place(address, coordinator_bind_address or everywhere, count, rank)
+        bind = coordinator_bind_address or os.environ.get(BIND) or everywhere
+        place = Place(address, bind, count, rank)
     if (place is None and found is None) or (place and place.count == 1):
         return
     if board.jax_is_in_use():
@@ -106,8 +109,9 @@ def _given(
     address: str | None, count: int | None, rank: int | None, bind: str | None
 ) -> Place | None:
     """What was given, completed from the environment; None if nothing was."""
+    is_told = address is not None and board.cluster() is None
     address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    bind = bind or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
+    bind = bind or os.environ.get(BIND)
     count = _number("num_processes", count, "JAX_NUM_PROCESSES")
     rank = _number("process_id", rank, "JAX_PROCESS_ID")
     given = {
@@ -115,7 +119,7 @@ def _given(
         "num_processes": count,
         "process_id": rank,
     }
-    if all(value is None for value in given.values()) or count is rank is None:
+    if count is rank is None and not is_told:
         return None
     if count == 1 and not rank:
         return Place(address or "", bind or "", 1, 0)

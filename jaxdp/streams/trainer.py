@@ -20,6 +20,7 @@ from jaxdp.designs.bucketed import Bucketed
 from jaxdp.designs.update import Update
 from jaxdp.loss import Mean
 from jaxdp.mesh import without_mesh
+from jaxdp.processes.agreement import check_same_program
 from jaxdp.replica import Replica
 from jaxdp.state import TrainState, check_opt_state, check_state
 from jaxdp.streams.meshes import Streams
@@ -153,6 +154,10 @@ class StreamTrainer:
             check_opt_state(state.opt_state, fresh.opt_state)
             made = plan(self.base, self.streams, self.delay, state, batch)
             self._check_optimizer(state, made)
+            if len(self.base.ranks) > 1:
+                programs = made.lowered(state, batch, self.exchange).values()
+                text = "\n".join(program.as_text() for program in programs)
+                check_same_program(text, self.base.ranks)
             self.plans[key] = made
         return self.plans[key]
 
