@@ -141,6 +141,7 @@ def missing(_: pathlib.Path) -> dict[str, Any]:
     batches.STEP_TIMEOUT_S = 1.5
     lonely = error_of(lambda: rank or jaxdp.processes.agree("lonely", 1, 1.5))
     absent = error_of(lambda: rank or train.step(state, rows(4)))
+    jaxdp.processes.agree("has given up", rank)
     late = jaxdp.processes.agree("lonely", f"{rank}, late")
     return {"agreement": lonely, "step": absent, "late": late}
 
