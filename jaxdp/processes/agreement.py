@@ -58,10 +58,11 @@ def agree(
         return [json.loads(json.dumps(value))]
     kind = f"jaxdp/{name}/{','.join(map(str, ranks))}"
     folder = f"{kind}/{_rounds[kind]}"
-    # After a timeout, the same round is tried again.
-    board.post(f"{folder}/{jax.process_index()}", json.dumps(value), again=True)
+    own = f"{folder}/{jax.process_index()}"
+    board.post(own, json.dumps(value))
     texts = board.wait_for(folder, ranks, timeout_s)
     if missing := [rank for rank, text in texts.items() if text is None]:
+        board.remove(own)  # so that it can be tried again
         raise TimeoutError(
             f"{_who()} waited {timeout_s:g} s for {_listed(missing)} to come to "
             f"{name!r}. All {len(ranks)} processes must get there: they have to call "

@@ -45,9 +45,9 @@ def place_in_cluster(timeout_s: float) -> tuple[str, int, int]:
     return address, detected.get_process_count(), detected.get_process_id()
 
 
-def post(key: str, text: str, again: bool = False) -> None:
-    """Leaves a text under a key, once unless `again`."""
-    _client().key_value_set(key, text, allow_overwrite=again)
+def post(key: str, text: str) -> None:
+    """Leaves a text under a key, once."""
+    _client().key_value_set(key, text)
 
 
 def remove(key: str) -> None:
