@@ -91,7 +91,7 @@ def test_a_step_hides_what_it_takes_less_than_its_parts():
         block(True, training.TORCH, False): [0.6, 0.6, 0.6],
         block(True, training.TORCH, True): [0.5, 0.5, 0.5],
     }
-    ours, theirs = training.rows(seconds, mlp.Sizes(2, 8, 4), 1.0)
+    ours, theirs = training.rows(seconds, 2, mlp.Sizes(2, 8, 4), 1.0)
     assert (ours["design"], theirs["design"]) == (training.RING, training.TORCH)
     np.testing.assert_allclose(ours["hidden_ms"], 400)  # of 500 + 700, in 800
     np.testing.assert_allclose(ours["hidden / shorter"], 0.8)
@@ -136,7 +136,7 @@ def test_rows_make_computation_as_long_as_communication(monkeypatch):
     made = trained(monkeypatch, compute=[1, 1], RingAllReduce=[1, 1])
 
     def seconds(block, steps=3):
-        if block == training.Block(False, training.RING, True):
+        if block == training.Block(False, training.NATIVE, True):
             return 0.501
         assert block == training.Block(False, training.COMPUTE, False)
         return 0.1 + 0.001 * made.sizes.rows

@@ -50,7 +50,7 @@ class Training:
             count: On how many of them.
             sizes: Of the network; its rows are replaced by `balance`.
             cap_mb: Of a bucket, in MiB.
-            designs: Ours that are timed, `RING` among them.
+            designs: Ours that are timed; for `balance`, `NATIVE` among them.
         """
         modules = "bandwidth_steps_jax", "bandwidth_steps_torch"
         self.groups = Groups(hosts, count, *modules)
@@ -58,15 +58,15 @@ class Training:
         self._losses: list[float] = []  # of our computation alone, by host
 
     def balance(self) -> None:
-        """Chooses rows so that a step computes about as long as a ring communicates."""
+        """Chooses rows so that a step computes about as long as `psum` communicates."""
         rows = PROBE_ROWS
         for _ in range(2):  # few rows are slow rows: the second time with as many
             self.sizes = self.sizes._replace(rows=rows)
-            ring_s, compute_s = (
+            psum_s, compute_s = (
                 self._settled_s(Block(False, *what))
-                for what in ((RING, True), (COMPUTE, False))
+                for what in ((NATIVE, True), (COMPUTE, False))
             )
-            rows = max(8, 8 * round(rows * ring_s / compute_s / 8))
+            rows = max(8, 8 * round(rows * psum_s / compute_s / 8))
         self.sizes = self.sizes._replace(rows=rows)
 
     def blocks(self) -> list[Block]:
@@ -145,14 +145,17 @@ def measure(
             seconds[block].append(training.seconds(block))
             advance()
         blocks.reverse()
-    return rows(seconds, training.sizes, training.cap_mb)
+    return rows(seconds, training.groups.count, training.sizes, training.cap_mb)
 
 
-def rows(seconds: dict[Block, list[float]], sizes: Sizes, cap_mb: float) -> Rows:
+def rows(
+    seconds: dict[Block, list[float]], count: int, sizes: Sizes, cap_mb: float
+) -> Rows:
     """One row for each design.
 
     Args:
         seconds: Of a step, by block; blocks of the same place were neighbours.
+        count: How many hosts trained.
         sizes: Of the network, and of the batch of a host.
         cap_mb: Of a bucket.
     """
@@ -171,6 +174,7 @@ def rows(seconds: dict[Block, list[float]], sizes: Sizes, cap_mb: float) -> Rows
             median[block._replace(idle=True)],
             label,
         )
+        | {"hosts": count}
         for block in steps
     ]
 

@@ -79,8 +79,15 @@ def on_all(tree: PyTree, sharding: NamedSharding) -> PyTree:
 
 @functools.lru_cache(maxsize=64)
 def ranks_of(mesh: Mesh) -> tuple[int, ...]:
-    """The processes that a mesh spans, in order."""
-    return tuple(sorted({device.process_index for device in mesh.devices.flat}))
+    """The processes that a mesh spans, in order.
+
+    Devices that are not here, which a program is only compiled for, have no processes:
+    of them this one speaks alone.
+    """
+    devices = {*mesh.devices.flat}
+    if not devices <= {*jax.devices()}:
+        return (jax.process_index(),)
+    return tuple(sorted({device.process_index for device in devices}))
 
 
 def _on_all(leaf: Any, sharding: NamedSharding) -> jax.Array:
