@@ -3,6 +3,7 @@
 `JAX_PLATFORMS` in the environment chooses another platform.
 """
 
+import contextlib
 import os
 
 import hypothesis
@@ -37,6 +38,11 @@ LONGEST = {
     *("experiments_staleness_test", "experiments_memory_test"),
     *("experiments_uneven_test", "replicated_adapters_test"),
 }
+# They compare numbers alone, of programs with many layers.
+LIGHT = {
+    *("experiments_amp_test", "experiments_ddp_test", "ddp_torch_test"),
+    *("replicated_torch_test", "server_torch_test", "torch_parity_test"),
+}
 
 
 def pytest_configure(config):
@@ -52,6 +58,16 @@ def pytest_collection_modifyitems(items):
         return name not in COUNTING, name not in LONGEST
 
     items.sort(key=place)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _light_code(request):
+    """Compiles some modules' programs faster, and these then run slower."""
+    from tests.experiments_contract import light_code
+
+    light = request.path.stem in LIGHT
+    with light_code() if light else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

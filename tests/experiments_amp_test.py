@@ -20,15 +20,8 @@ from experiments.parts import amp_training as training
 from experiments.parts import amp_underflow as underflow
 from experiments.parts import digits
 from jaxdp.precision import Precision
-from tests import experiments_contract as contract
 
 ROWS, SIZE = 3, 32
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _light_code():
-    with contract.light_code():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,17 +9,10 @@ import pytest
 import jaxdp
 from experiments import ddp
 from experiments.parts import ddp_accumulation, ddp_buckets, ddp_rivals
-from tests import experiments_contract as contract
 from tests.helpers import needs_torch
 
 SIZES = ddp_buckets.Sizes(layers=3, width=8, rows=2)  # 288 bytes of gradients a layer
 ONE_LAYER = 1.01 * SIZES.layer_mb
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _light_code():
-    with contract.light_code():
-        yield
 
 
 @pytest.fixture(scope="module")
