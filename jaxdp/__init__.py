@@ -5,6 +5,7 @@ from jaxdp import asynchronous as asynchronous
 from jaxdp import compression as compression
 from jaxdp import processes as processes
 from jaxdp import replicated as replicated
+from jaxdp import streams as streams
 from jaxdp import targets as targets
 from jaxdp.collectives import all_gather as all_gather
 from jaxdp.collectives import all_reduce as all_reduce

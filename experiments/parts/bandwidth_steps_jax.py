@@ -65,11 +65,9 @@ def made(way: str, sizes: mlp.Sizes, cap_mb: float, idle: bool) -> Step:
     if way == COMPUTE:
         return _alone(loss, optimizer, sizes)
     if way in STREAMS:
-        from jaxdp import streams
-
-        both = streams.two_streams()
+        both = jaxdp.streams.two_streams()
         mesh = both.compute
-        train = streams.data_parallel(
+        train = jaxdp.streams.data_parallel(
             loss,
             optimizer,
             both,
