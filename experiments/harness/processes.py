@@ -19,11 +19,6 @@ from typing import Any, NoReturn
 ROOT = pathlib.Path(__file__).parents[2]
 START_S, ANSWER_S = 120.0, 120.0  # after which a worker counts as stuck
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-# Else glibc returns large buffers at every call, and the next one pays for fresh pages.
-KEEP_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
-    "MALLOC_TRIM_THRESHOLD_": str(2**32),
-}
 
 
 class Processes:
@@ -126,7 +121,7 @@ class Processes:
             worker = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=os.environ | ONE_THREAD | KEEP_MEMORY,
+                env=os.environ | ONE_THREAD,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
