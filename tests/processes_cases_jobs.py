@@ -57,6 +57,15 @@ def error_of(function: Callable[[], Any]) -> dict[str, Any]:
     return {"type": None}
 
 
+def served(mesh: Any) -> None:
+    """Batches of an epoch where the first device of process 0 only serves."""
+    sampler = jaxdp.Sampler(
+        *(8, 4), process_index=jax.process_index(), process_count=jax.process_count()
+    )
+    design = jaxdp.ParameterServer(dedicated=True)
+    next(jaxdp.epoch_batches({"x": np.arange(8)}, sampler, mesh, design=design))
+
+
 def sizes(_: pathlib.Path) -> dict[str, Any]:
     """Batches of 3 and 5 rows."""
     rank, mesh = jax.process_index(), jaxdp.data_mesh()
@@ -65,6 +74,7 @@ def sizes(_: pathlib.Path) -> dict[str, Any]:
     train = training(masked_loss)
     _, metrics = train.step(train.init(PARAMS), padded)
     return {
+        "serving": error_of(lambda: served(mesh)),
         "refused": error_of(lambda: jaxdp.shard_batch(batch, mesh)),
         "refused by step": error_of(lambda: train.step(train.init(PARAMS), batch)),
         "padded": jaxdp.fetch(padded.batch["x"]),

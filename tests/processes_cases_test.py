@@ -156,6 +156,12 @@ def test_mp5_a_process_that_does_not_come_is_named_in_time(found, at):
     assert 1.4 < waited["seconds"] < 10
 
 
+def test_epochs_refuse_processes_with_fewer_working_devices(found):
+    for rank in found["sizes"]:
+        assert rank["serving"]["type"] == "ValueError"
+        assert "(rank 0: 1, rank 1: 2)" in rank["serving"]["text"]
+
+
 def test_mp5_an_agreement_that_timed_out_can_be_tried_again(found):
     assert [rank["late"] for rank in found["missing"]] == [["0, late", "1, late"]] * 2
 
