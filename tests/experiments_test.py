@@ -353,7 +353,7 @@ def test_links_carry_what_programs_send(run_tiny):
         assert row["program_bytes"] in (2**20, None)  # of PyTorch nobody knows
         for counted in (row["sent_bytes"], row["received_bytes"]):
             assert 1.04 < counted / 2**20 < 1.08  # headers, and signs of life
-    for row in document["tables"]["training"]:
+    for row in document["tables"]["training_on_2_hosts"]:
         alone = row["compute alone_ms"] + row["communication alone_ms"]
         np.testing.assert_allclose(row["hidden_ms"], alone - row["step_ms"])
 
