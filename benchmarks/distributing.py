@@ -22,7 +22,6 @@ import dataclasses
 import importlib.util
 import itertools
 import pathlib
-import socket
 import statistics
 import tempfile
 import time
@@ -33,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.harness.processes import Processes
+from jaxdp.launch.environment import free_port
 
 MODELS = ("cnn", "transformer")
 WAYS = {
@@ -122,7 +122,7 @@ def _with_processes(seconds: float, count: int) -> Iterator[Cost]:
         def start(module, argument):
             return stack.enter_context(Processes(module, count, place, argument))
 
-        ours = start("benchmarks.distributing_jax", str(_free_port()))
+        ours = start("benchmarks.distributing_jax", str(free_port()))
         theirs = start("benchmarks.distributing_torch", folder)
         for model in MODELS:
             params = str(place / f"{model}.npz")
@@ -217,13 +217,6 @@ def _costs(blocks: list[dict[str, float]], model: str, count: int) -> Iterator[C
             more_beside_ms=more("beside", way),
             ratio=quartiles([b[f"ours {way}"] / b["theirs ddp"] for b in blocks]),
         )
-
-
-def _free_port() -> int:
-    """A port that is free now, on the loopback interface."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def show(costs: Sequence[Cost]) -> None:

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxdp.designs.base import Design
 from jaxdp.mesh import auto_mesh, worker_mesh
 from jaxdp.processes.batches import agreed_rows
-from jaxdp.processes.values import ranks_of
+from jaxdp.processes.values import devices_of_ranks, ranks_of
 
 PyTree = Any
 
@@ -133,10 +133,9 @@ def _of_processes(
 ) -> PyTree:
     """One batch of the rows that each process has for its own devices."""
     ranks = ranks_of(whole)
-    on = [device.process_index for device in mesh.devices.flat]
-    local = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+    local = mesh.local_devices
     given = _common_length(batch) if local else 0  # a process that only serves
-    workers = [on.count(rank) for rank in ranks]
+    workers = devices_of_ranks(mesh, ranks)
     per_device = agreed_rows(given, workers, ranks, remainder, accumulate)
     rows = per_device * len(local)
     if remainder == "pad":
@@ -174,8 +173,7 @@ def with_servers(batch: PyTree, mesh: Mesh, serving_ranks: int) -> PyTree:
         serving_ranks: How many ranks of its first axis only serve.
     """
     sharding = rows_over(mesh)
-    here = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
-    servers = {*mesh.devices[:serving_ranks].flat}
+    servers, local = {*mesh.devices[:serving_ranks].flat}, mesh.local_devices
     workers = mesh.size - len(servers)
 
     def extend(leaf):
@@ -184,7 +182,10 @@ def with_servers(batch: PyTree, mesh: Mesh, serving_ranks: int) -> PyTree:
         return jax.make_array_from_single_device_arrays(
             (shape[0] * mesh.size, *shape[1:]),
             sharding,
-            [_blank(shape, leaf.dtype, d) if d in servers else shards[d] for d in here],
+            [
+                _blank(shape, leaf.dtype, d) if d in servers else shards[d]
+                for d in local
+            ],
             dtype=leaf.dtype,
         )
 

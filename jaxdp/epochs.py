@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jaxdp.data import PaddedBatch, rows_over
 from jaxdp.designs.base import Design
 from jaxdp.mesh import auto_mesh, worker_mesh
-from jaxdp.processes.values import ranks_of
+from jaxdp.processes.values import devices_of_ranks, ranks_of
 from jaxdp.sampling import Rows, Sampler
 
 PyTree = Any
@@ -83,8 +83,8 @@ def epoch_batches(
 
 def _check_shares(whole: Mesh, workers: Mesh) -> None:
     """Refuses processes that have unequally many devices for equally many rows."""
-    on = [device.process_index for device in workers.devices.flat]
-    shares = {rank: on.count(rank) for rank in ranks_of(whole)}
+    ranks = ranks_of(whole)
+    shares = dict(zip(ranks, devices_of_ranks(workers, ranks), strict=True))
     if len(set(shares.values())) > 1:
         listed = ", ".join(f"rank {rank}: {n}" for rank, n in shares.items())
         raise ValueError(

@@ -3,12 +3,13 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
+
+from jaxdp.launch.environment import free_port
 
 HEARTBEAT_S = 6
 BOUND_S = 30  # for all to end, on a busy machine
@@ -40,9 +41,7 @@ class Group:
     """Processes that add, until one of them fails."""
 
     def __init__(self, count, who, how, folder):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.outputs = [folder / f"{rank}.txt" for rank in range(count)]
         self.processes = []
         for rank, output in enumerate(self.outputs):

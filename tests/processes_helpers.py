@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+
+from jaxdp.launch.environment import LOOPBACK, free_port
 
 ROOT = pathlib.Path(__file__).parent.parent
 TIMEOUT_S = 240.0
@@ -121,11 +122,8 @@ def environments(processes: int, devices: int) -> list[dict[str, str]]:
     }
     if processes == 1:
         return [common]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     common |= {
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_COORDINATOR_ADDRESS": f"{LOOPBACK}:{free_port()}",
         "JAX_NUM_PROCESSES": str(processes),
     }
     return [common | {"JAX_PROCESS_ID": str(rank)} for rank in range(processes)]

@@ -12,15 +12,10 @@ import jax
 import pytest
 
 import jaxdp
+from jaxdp.launch.environment import free_port
 from jaxdp.processes import roll_call
 
 ABOUT = {"jax version": "1.2.3"}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def hold(people, timeout_s=20.0, bind=None):

@@ -1,17 +1,14 @@
 """Two streams in each of two processes, against the same design in one program."""
 
-import socket
-
 import pytest
 
 from experiments.harness.processes import Processes
+from jaxdp.launch.environment import LOOPBACK, free_port
 
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"{LOOPBACK}:{free_port()}"
     with pytest.MonkeyPatch.context() as patch:
         # Without instructions that round a product and a sum once.
         patch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX")

@@ -8,7 +8,7 @@ exchange of PyTorch's DistributedDataParallel (Li et al., VLDB 2020, section 3).
 import dataclasses
 
 from jaxdp.buckets import assign
-from jaxdp.collectives import Algorithm, all_reduce
+from jaxdp.collectives import Algorithm
 from jaxdp.compression import Compression
 from jaxdp.designs.bucketed import GPUS, Bucketed
 from jaxdp.designs.compressed import Compressible
@@ -86,6 +86,7 @@ class NativeAllReduce(Bucketed):
     bucket_cap_mb: float | None = None
     first_bucket_mb: float | None = 1.0
     overlap: bool = True
+    algorithm = "native"  # no field: there is no other
 
     def assign(self, leaves, ready):
         """Each leaf alone, without a cap."""
@@ -103,6 +104,3 @@ class NativeAllReduce(Bucketed):
         if platform in GPUS:
             return {"xla_gpu_all_reduce_combine_threshold_bytes": 0}
         return {}
-
-    def _mean(self, leaves, axis_name):
-        return all_reduce(leaves, axis_name, "native", mean=True)

@@ -25,7 +25,7 @@ GPUS = ("cuda", "gpu", "rocm")  # names of the platform
 class Bucketed(Design):
     """Base of designs that average in buckets; they have these options.
 
-    A bucket travels by rounds of our own, unless `_mean` is overridden.
+    A bucket travels by `algorithm`.
     """
 
     bucket_cap_mb: float | None

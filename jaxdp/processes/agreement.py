@@ -102,8 +102,7 @@ def check_same_devices(mesh: jax.sharding.Mesh, ranks: Sequence[int]) -> None:
     """
     has = [device.id for device in mesh.devices.flat]
     everyone = agree("the devices of the mesh", has, ranks=ranks)
-    most = max(everyone, key=everyone.count)
-    odd = {r: ids for r, ids in zip(ranks, everyone, strict=True) if ids != most}
+    most, odd = _odd(everyone, ranks)
     if odd:
         raise ValueError(
             f"train.init got a mesh of the devices {next(iter(odd.values()))} on "
@@ -165,10 +164,9 @@ def check_same_program(text: str, ranks: Sequence[int]) -> None:
     # Callbacks to Python are numbered by each process for itself.
     text = re.sub(r"(?m)^.*callback.*$", "", text)
     digests = agree("the program of a step", digest(text), STEP_TIMEOUT_S, ranks=ranks)
-    if len(set(digests)) == 1:
+    _, others = _odd(digests, ranks)
+    if not others:
         return
-    most = collections.Counter(digests).most_common(1)[0][0]
-    others = [r for r, found in zip(ranks, digests, strict=True) if found != most]
     raise ValueError(
         f"train.step got another program on {_listed(others)} than on the other "
         f"{len(ranks) - len(others)} of {len(ranks)} processes: they would wait for "
@@ -193,13 +191,18 @@ def _facts(leaf: Any) -> dict[str, str]:
     }
 
 
+def _odd(values: Sequence[Any], ranks: Sequence[int]) -> tuple[Any, dict[int, Any]]:
+    """What most processes say, and what each of the others says."""
+    most = max(values, key=values.count)
+    return most, {r: v for r, v in zip(ranks, values, strict=True) if v != most}
+
+
 def _disagreement(views: Sequence[Mapping[str, str]], ranks: Sequence[int]) -> str:
     """The leaves that differ, and on which processes from most others."""
     found = []
     for leaf in {leaf: None for view in views for leaf in view}:
         has = [view.get(leaf, "missing") for view in views]
-        most = collections.Counter(has).most_common(1)[0][0]
-        odd = {r: h for r, h in zip(ranks, has, strict=True) if h != most}
+        most, odd = _odd(has, ranks)
         if odd:
             text = f"{leaf} on {_listed(odd)}"
             if most == "there" or "[" in most:  # else a digest, which tells nobody

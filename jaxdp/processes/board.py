@@ -16,11 +16,6 @@ from jax._src import clusters, distributed, xla_bridge
 SLICE_MS = 500
 
 
-def is_running() -> bool:
-    """Whether several processes are connected."""
-    return distributed.global_state.client is not None and jax.process_count() > 1
-
-
 def jax_is_in_use() -> bool:
     """Whether JAX has started its devices, after which no process can join."""
     return xla_bridge.backends_are_initialized()

@@ -1,6 +1,7 @@
 """Values on the host, from arrays that span processes and back."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -88,6 +89,12 @@ def ranks_of(mesh: Mesh) -> tuple[int, ...]:
     if not devices <= {*jax.devices()}:
         return (jax.process_index(),)
     return tuple(sorted({device.process_index for device in devices}))
+
+
+def devices_of_ranks(mesh: Mesh, ranks: Sequence[int]) -> list[int]:
+    """How many devices of a mesh each process has."""
+    owners = [device.process_index for device in mesh.devices.flat]
+    return [owners.count(rank) for rank in ranks]
 
 
 def _on_all(leaf: Any, sharding: NamedSharding) -> jax.Array:

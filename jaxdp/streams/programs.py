@@ -12,12 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.collectives import all_reduce
-from jaxdp.designs import NativeAllReduce
 from jaxdp.designs.bucketed import Bucketed
 from jaxdp.executor import accumulation_dtype
 from jaxdp.loss import Contribution
@@ -149,8 +147,6 @@ def _combined(design: Bucketed, flat: jax.Array, axis_name: str) -> jax.Array:
     if is_narrow(flat.dtype):
         (mean,) = design.averaged([flat], (0,), axis_name)
         return mean
-    if isinstance(design, NativeAllReduce):
-        return lax.psum(flat, axis_name)
     return all_reduce(flat, axis_name, design.algorithm)
 
 

@@ -50,7 +50,7 @@ def data_parallel(
     delay: Literal[0, 1] = 0,
     bucket_cap_mb: float | None = 25.0,
     first_bucket_mb: float | None = 1.0,
-    algorithm: Algorithm | Literal["native"] = "ring",
+    algorithm: Algorithm = "ring",
 ) -> StreamParallel:
     """Makes a training program that communicates on devices of its own.
 
@@ -80,9 +80,7 @@ def data_parallel(
         delay: Steps between a gradient and its use: 0 or 1.
         bucket_cap_mb: The cap of a bucket in MiB; None for one bucket per dtype.
         first_bucket_mb: The cap of the first bucket, which travels first.
-        algorithm: As for `jaxdp.AllReduce`, or "native" for `lax.psum`. For two
-            processes on CPUs "native" is faster: gloo's `ppermute` between two peers
-            uses one direction of the link at a time.
+        algorithm: As for `jaxdp.AllReduce`.
 
     Returns:
         The program: `init`, `step`, `params`, `flush`, `lower`.
