@@ -27,6 +27,7 @@ from jax import lax
 
 from jaxdp.buckets import is_movable, is_summable
 from jaxdp.executor import accumulation_dtype
+from jaxdp.mesh import across_cpu_processes
 from jaxdp.packing import (
     axis_size,
     chunked,
@@ -313,8 +314,7 @@ def _chosen(algorithm: Algorithm, devices: int) -> Algorithm:
     """What "auto" stands for on so many devices."""
     if algorithm != "auto":
         return algorithm
-    takes_turns = jax.process_count() > 1 and jax.default_backend() == "cpu"
-    return "native" if devices == 2 and takes_turns else "ring"
+    return "native" if devices == 2 and across_cpu_processes() else "ring"
 
 
 def _native_sum(

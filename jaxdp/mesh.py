@@ -127,6 +127,11 @@ def worker_mesh(mesh: Mesh, serving_ranks: int) -> Mesh:
     )
 
 
+def across_cpu_processes() -> bool:
+    """Whether devices are CPUs of several processes, which gloo connects."""
+    return jax.process_count() > 1 and jax.default_backend() == "cpu"
+
+
 def _first(count: int) -> list[Any]:
     """The first `count` devices."""
     found = jax.devices()

@@ -19,12 +19,13 @@ def path(tool: str) -> str:
     return shutil.which(tool, path=PLACES) or tool
 
 
-def run(command: str, check: bool = True) -> str:
+def run(command: str, check: bool = True, given: str = "") -> str:
     """Runs one command and returns what it printed.
 
     Args:
         command: Words, parted by spaces; the first is one of `TOOLS`.
         check: Whether a failure is an error.
+        given: What it reads.
 
     Raises:
         RuntimeError: It failed.
@@ -32,6 +33,7 @@ def run(command: str, check: bool = True) -> str:
     tool, *arguments = command.split()
     ended = subprocess.run(
         [path(tool), *arguments],
+        input=given,
         capture_output=True,
         text=True,
         check=False,

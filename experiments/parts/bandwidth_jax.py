@@ -53,11 +53,14 @@ def compiled(way: str, devices: int, size_mb: float) -> Any:
     return jax.jit(mapped).lower(given(devices, size_mb)).compile()
 
 
-def _body(way: str, devices: int) -> Callable[[jax.Array], jax.Array]:
+def _body(way: str, devices: int) -> Callable[[jax.Array], Any]:
     """What one device does with its `[1, elements]`."""
     schedule = ways.schedule(way, devices)
     if schedule is not None:
-        return lambda x: jaxdp.all_reduce(x[0], "data", algorithm=schedule)
+        reduce = functools.partial(
+            jaxdp.all_reduce, axis_name="data", algorithm=schedule
+        )
+        return lambda x: [reduce(bucket) for bucket in ways.buckets(x[0])]
     if way == ways.PERMUTE:
         right = [(r, (r + 1) % devices) for r in range(devices)]
         return lambda x: lax.ppermute(x, "data", right)
@@ -67,7 +70,8 @@ def _body(way: str, devices: int) -> Callable[[jax.Array], jax.Array]:
 def check(way: str, devices: int, size_mb: float) -> list[int]:
     """Runs once and checks the sum; returns what each device sends."""
     program, x = compiled(way, devices, size_mb), given(devices, size_mb)
-    found = np.asarray(program(x).addressable_data(0)).reshape(-1)
+    local = [np.ravel(y.addressable_data(0)) for y in jax.tree.leaves(program(x))]
+    found = np.concatenate(local)
     weight = devices * (devices + 1) // 2
     if way == ways.PERMUTE:
         weight = (jax.process_index() - 1) % devices + 1

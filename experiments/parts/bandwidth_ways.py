@@ -5,6 +5,8 @@ payload. So nothing can come closer to these bounds than 1.046 times; `HEADERS` 
 """
 
 import dataclasses
+import math
+from typing import Any
 
 from jaxdp import algorithms, cost, targets
 from jaxdp.schedule import Schedule
@@ -13,6 +15,7 @@ STAR, RING, DOUBLING = "star", "ring", "recursive doubling"
 PSUM, TORCH, PERMUTE = "native psum", "torch all_reduce", "bare ppermute"
 ETHERNET, IP_AND_TCP = 14, 52  # bytes of headers: TCP with timestamps
 ITEM = 4  # bytes of a float32
+BUCKET_MB = 16.0  # what our rounds move at once, as in training
 
 
 def servers(count: int) -> str:
@@ -42,6 +45,16 @@ def schedule(name: str, devices: int) -> Schedule | None:
         DOUBLING: algorithms.recursive_doubling,
     }
     return named[name](devices) if name in named else None
+
+
+def buckets(buffer: Any) -> list[Any]:
+    """A buffer cut into equal parts of at most `BUCKET_MB`, as near as may be.
+
+    A second bucket finds the memory of the first in the cache, and a ring of 64 MiB
+    took 2 % longer in one piece.
+    """
+    count = math.ceil(buffer.size * ITEM / 2**20 / BUCKET_MB)
+    return [buffer] if buffer.size % count else [*buffer.reshape(count, -1)]
 
 
 def bound_s(name: str, devices: int, size_mb: float, bytes_per_s: float) -> float:
