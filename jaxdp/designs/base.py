@@ -9,6 +9,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.buckets import assign
+from jaxdp.designs.portable import Portable
 from jaxdp.designs.update import Update, Updated
 from jaxdp.loss import Contribution
 
@@ -124,6 +125,36 @@ class Design(abc.ABC):
         """How that lies on the mesh: a prefix tree; replicated, unless overridden."""
         del axis_name
         return P()
+
+    def portable(self, params: PyTree, opt_state: PyTree) -> Portable:
+        """What a checkpoint keeps of a state; undone by `kept`.
+
+        Args:
+            params: What the train state keeps of them, as global arrays. NumPy arrays
+                stay such.
+            opt_state: What it keeps of the optimizer state, likewise.
+        """
+        return Portable(params, opt_state, {})
+
+    def kept(
+        self, portable: Portable, params: PyTree, opt_state: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """What a train state of this design keeps of a checkpoint.
+
+        Args:
+            portable: The checkpoint, whichever design made it. NumPy arrays stay such.
+            params: A fresh state's, as this design keeps them on its devices: shapes
+                and dtypes to fill.
+            opt_state: Likewise; its values stand for what the checkpoint does not have.
+
+        Returns:
+            Parameters and optimizer state, as global arrays.
+
+        Raises:
+            ValueError: The checkpoint carries something that cannot be moved.
+        """
+        del params, opt_state
+        return portable.params, portable.opt_state
 
     @abc.abstractmethod
     def exchange(
