@@ -181,11 +181,11 @@ def test_what_a_process_of_the_same_number_has_left_is_replaced():
 def test_hosts_that_cannot_be_built_to_the_end_leave_nothing(monkeypatch):
     run, done = commands.run, []
 
-    def refuse(command, check=True):
+    def refuse(command, check=True, given=""):
         done.append(command)
         if "host1" in command and "tbf" in command:
             raise RuntimeError("as asked")
-        return run(command, check)
+        return run(command, check, given)
 
     monkeypatch.setattr(commands, "run", refuse)
     built = network.Hosts(2)
@@ -210,7 +210,7 @@ def test_says_what_is_missing(monkeypatch, change, message):
     monkeypatch.setattr(os, "geteuid", lambda: change.get("user", 0))
     monkeypatch.setattr(commands, "absent", lambda: change.get("absent", []))
 
-    def refuse(command, check=True):
+    def refuse(command, check=True, given=""):
         if check:
             raise RuntimeError(change["refused"])
         return ""
@@ -254,3 +254,12 @@ def test_only_names_of_this_kind_are_leftovers(monkeypatch, tmp_path):
     assert leftovers.existing() == ["jaxdp-12-3-switch", "jaxdp-99-0-host1"]
     assert leftovers.name(3, "host1") == f"jaxdp-{os.getpid()}-3-host1"
     assert pathlib.Path("/etc/netns") != leftovers.FILES
+
+
+@needs_hosts
+def test_acknowledgements_do_not_wait_behind_a_hosts_own_data():
+    path, waiting = hosts.WAITING
+    with network.Hosts(1) as built:
+        read = ["ip", "netns", "exec", built.names[0], "cat", path]
+        said = subprocess.run(read, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == waiting

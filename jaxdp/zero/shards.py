@@ -2,6 +2,8 @@
 
 An array of `size` elements on N devices becomes N parts of ceil(size / N) elements,
 part r on rank r; the last ones are padded with zeros, N ceil(size / N) - size in all.
+An array of stacked layers may be cut layer by layer instead: then part r holds part r
+of every layer, so that one layer can be gathered alone.
 """
 
 import dataclasses
@@ -13,26 +15,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.packing import unpadded
-
 PyTree = Any
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["shape"]
+    jax.tree_util.register_dataclass,
+    data_fields=["data"],
+    meta_fields=["shape", "layers"],
 )
 @dataclasses.dataclass(frozen=True)
 class Shard:
     """An array in parts.
 
     Attributes:
-        data: Globally `[N * length]`, split over the devices; inside `shard_map` this
-            device's `[length]`.
+        data: Globally `[N * layers * length]`, split over the devices; inside
+            `shard_map` this device's `[layers * length]`.
         shape: Of the whole array. Static.
+        layers: How many pieces are cut by themselves: 1, or the first dimension.
+            Static.
     """
 
     data: Any
     shape: tuple[int, ...]
+    layers: int = 1
 
     @property
     def size(self) -> int:
@@ -44,28 +49,73 @@ class Shard:
         """Of the elements."""
         return jnp.result_type(self.data)
 
+    def like(self, data: Any) -> "Shard":
+        """Other numbers in the same parts."""
+        return dataclasses.replace(self, data=data)
+
 
 def is_shard(leaf: Any) -> bool:
     """Whether this is a `Shard`: for `is_leaf`."""
     return isinstance(leaf, Shard)
 
 
-def length(size: int, devices: int) -> int:
-    """Elements of one part, ceil(size / N)."""
-    return -(-size // devices)
+def local_size(shape: tuple[int, ...], devices: int, layers: int = 1) -> int:
+    """Elements of one part, padding included: ceil(size / N), for each layer."""
+    return layers * -(-math.prod(shape) // layers // devices) if layers else 0
 
 
-def cut(array: Any, devices: int) -> Shard:
-    """Cuts a whole array, globally; NumPy arrays stay such."""
-    missing = -np.size(array) % devices
-    return Shard(_module(array).pad(array.reshape(-1), (0, missing)), array.shape)
+def parts(array: Any, devices: int, layers: int = 1) -> Any:
+    """`[N, layers * length]`: all parts of a whole array. NumPy arrays stay such."""
+    module = np if isinstance(array, np.ndarray | np.generic) else jnp
+    rows = array.reshape(layers, np.size(array) // max(layers, 1))
+    rows = module.pad(rows, ((0, 0), (0, -rows.shape[1] % devices)))
+    if layers == 1:
+        return rows.reshape(devices, rows.size // devices)
+    rows = rows.reshape(layers, devices, rows.shape[1] // devices)
+    return rows.swapaxes(0, 1).reshape(devices, rows.size // devices)
 
 
-def whole(shard: Shard) -> Any:
-    """The array of global parts; NumPy arrays stay such."""
-    return unpadded(shard.data, jax.ShapeDtypeStruct(shard.shape, shard.dtype))
+def joined(parts: Any, shape: tuple[int, ...], layers: int = 1) -> Any:
+    """The whole array of all its parts, `[N, layers * length]`; undoes `parts`."""
+    devices, size = len(parts), math.prod(shape)
+    if layers > 1:
+        parts = parts.reshape(devices, layers, parts.shape[1] // layers)
+        parts = parts.swapaxes(0, 1)
+    rows = parts.reshape(layers, parts.size // max(layers, 1))
+    return rows[:, : size // max(layers, 1)].reshape(shape)
 
 
-def _module(array: Any) -> Any:
-    """NumPy or its counterpart in JAX."""
-    return np if isinstance(array, np.ndarray | np.generic) else jnp
+def cut(array: Any, devices: int, layers: int = 1) -> Shard:
+    """A whole array in parts, globally. NumPy arrays stay such."""
+    return Shard(parts(array, devices, layers).reshape(-1), array.shape, layers)
+
+
+def whole(shard: Shard, devices: int) -> Any:
+    """The array of global parts. NumPy arrays stay such, and are views if they can."""
+    data = shard.data.reshape(devices, shard.data.size // devices)
+    return joined(data, shard.shape, shard.layers)
+
+
+def own(array: jax.Array, rank: jax.Array, devices: int, layers: int = 1) -> Shard:
+    """One device's part of an array that it holds whole."""
+    data = parts(array, devices, layers)[rank]
+    return Shard(data, array.shape, layers)
+
+
+def is_real(shard: Shard, rank: jax.Array, devices: int) -> jax.Array | None:
+    """Which elements of a device's part are no padding; None if all are, everywhere.
+
+    Args:
+        shard: This device's part.
+        rank: Of the device.
+        devices: N.
+
+    Returns:
+        `[layers * length]`, bool.
+    """
+    length = shard.data.size // max(shard.layers, 1)
+    size = shard.size // max(shard.layers, 1)
+    if length * devices == size:
+        return None
+    first = rank * length + jnp.arange(length)
+    return jnp.tile(first < size, shard.layers)
