@@ -21,7 +21,7 @@ PyTree = Any
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["data"],
-    meta_fields=["shape", "layers"],
+    meta_fields=["shape", "devices", "layers"],
 )
 @dataclasses.dataclass(frozen=True)
 class Shard:
@@ -31,12 +31,14 @@ class Shard:
         data: Globally `[N * layers * length]`, split over the devices; inside
             `shard_map` this device's `[layers * length]`.
         shape: Of the whole array. Static.
+        devices: N. Static.
         layers: How many pieces are cut by themselves: 1, or the first dimension.
             Static.
     """
 
     data: Any
     shape: tuple[int, ...]
+    devices: int
     layers: int = 1
 
     @property
@@ -87,35 +89,35 @@ def joined(parts: Any, shape: tuple[int, ...], layers: int = 1) -> Any:
 
 def cut(array: Any, devices: int, layers: int = 1) -> Shard:
     """A whole array in parts, globally. NumPy arrays stay such."""
-    return Shard(parts(array, devices, layers).reshape(-1), array.shape, layers)
+    data = parts(array, devices, layers).reshape(-1)
+    return Shard(data, np.shape(array), devices, layers)
 
 
-def whole(shard: Shard, devices: int) -> Any:
+def whole(shard: Shard) -> Any:
     """The array of global parts. NumPy arrays stay such, and are views if they can."""
-    data = shard.data.reshape(devices, shard.data.size // devices)
+    data = shard.data.reshape(shard.devices, shard.data.size // shard.devices)
     return joined(data, shard.shape, shard.layers)
 
 
 def own(array: jax.Array, rank: jax.Array, devices: int, layers: int = 1) -> Shard:
     """One device's part of an array that it holds whole."""
     data = parts(array, devices, layers)[rank]
-    return Shard(data, array.shape, layers)
+    return Shard(data, array.shape, devices, layers)
 
 
-def is_real(shard: Shard, rank: jax.Array, devices: int) -> jax.Array | None:
+def is_real(shard: Shard, rank: jax.Array) -> jax.Array | None:
     """Which elements of a device's part are no padding; None if all are, everywhere.
 
     Args:
         shard: This device's part.
         rank: Of the device.
-        devices: N.
 
     Returns:
         `[layers * length]`, bool.
     """
     length = shard.data.size // max(shard.layers, 1)
     size = shard.size // max(shard.layers, 1)
-    if length * devices == size:
+    if length * shard.devices == size:
         return None
     first = rank * length + jnp.arange(length)
     return jnp.tile(first < size, shard.layers)
