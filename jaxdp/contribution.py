@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 
 from jaxdp import guard, model_states
 from jaxdp.backward import readiness, zeros
 from jaxdp.data import PaddedBatch
 from jaxdp.executor import accumulation_dtype
+from jaxdp.gradient import GradientProgram
 from jaxdp.loss import Contribution, Mean, check_loss, split_loss, with_weight
 from jaxdp.precision import Precision, unscaled
+from jaxdp.zero.shards import is_shard
 
 PyTree = Any
 
@@ -92,13 +94,14 @@ class LocalLoss:
         return total, (loss, metrics, aux.model_state)
 
     def contribution(
-        self, given: Inputs, needed: Sequence[bool]
+        self, given: Inputs, needed: Sequence[bool], through: GradientProgram
     ) -> tuple[Contribution, PyTree]:
         """The contribution of all local rows, and the model state after them.
 
         Args:
             given: The local rows, and what else the loss needs.
             needed: For each parameter, whether anything depends on its gradient.
+            through: How the program of the gradient is run.
 
         Returns:
             The contribution; and the next model state, None if loss_fn returned none.
@@ -108,7 +111,7 @@ class LocalLoss:
         """
         slices = self.slices(given.batch)
         first = given._replace(batch=jax.tree.map(lambda x: x[0], slices))
-        traced = _Traced.of(self._micro, first, needed)
+        traced = _Traced.of(self._micro, first, needed, through)
         if self.accumulate == 1:
             result = traced(first)
             new = self._next(result, given.model_state)
@@ -116,8 +119,11 @@ class LocalLoss:
             result = self._accumulated(traced, given, slices)
             new = result.model_state
         new = model_states.marked(self.policy, new)
+        gradients = result.gradients
+        if not through.reduces:
+            gradients = _outgoing(gradients, given.scale)
         contribution = Contribution(
-            guard.mark(unscaled(result.gradients, given.scale)),
+            gradients,
             result.loss,
             result.metrics,
             model_states.pairs(
@@ -148,14 +154,16 @@ class LocalLoss:
         weight = micro.loss.weight
         return model_states.after(self.policy, micro.model_state, old, weight)
 
-    def _micro(self, given: Inputs) -> Micro:
-        """One micro-batch."""
+    def _micro(self, given: Inputs) -> tuple[jax.Array, Micro]:
+        """One micro-batch, and what it was differentiated by."""
 
         def loss(params):
             return self(given._replace(params=params))
 
-        (_, rest), gradients = jax.value_and_grad(loss, has_aux=True)(given.params)
-        return Micro(gradients, *rest)
+        (total, rest), gradients = jax.value_and_grad(loss, has_aux=True)(given.params)
+        if self.precision is not None:
+            gradients = self.precision.to_params(gradients)
+        return total, Micro(gradients, *rest)
 
     def _accumulated(self, traced: "_Traced", given: Inputs, slices: PyTree) -> Micro:
         """All micro-batches, one after the other."""
@@ -172,12 +180,14 @@ class LocalLoss:
             kept = self._next(micro, model_state)
             return (sums, model_state if kept is None else kept), None
 
+        first = jax.tree.map(lambda x: x[0], slices)
+        shapes = jax.eval_shape(traced, given._replace(batch=first))
         start = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, accumulation_dtype(x.dtype)), traced.shapes[:3]
+            lambda x: jnp.zeros(x.shape, accumulation_dtype(x.dtype)), shapes[:3]
         )
         numbered = (jnp.arange(self.accumulate), slices)
         (sums, model_state), _ = lax.scan(add, (start, given.model_state), numbered)
-        return self._mean_of(sums, model_state, traced.shapes)
+        return self._mean_of(sums, model_state, shapes)
 
     def _mean_of(self, sums: tuple, model_state: PyTree, like: Micro) -> Micro:
         """Sums over micro-batches; the mean of what carries no weight."""
@@ -207,34 +217,52 @@ class _Traced:
     """The program of one micro-batch.
 
     Attributes:
-        program: From the leaves of `Inputs` to those of `shapes` before pruning.
+        program: From the leaves of `Inputs` to those of `results`.
         results: The structure of its results.
-        shapes: Shapes of what a call returns.
-        ready: When each of that is ready.
+        ready: When each result of a call is ready.
+        keep: For each parameter, whether its gradient is a result.
+        through: How it is run.
     """
 
     program: ClosedJaxpr
     results: Any
-    shapes: Micro
     ready: Micro
     keep: tuple[bool, ...]
+    through: GradientProgram
 
     @classmethod
     def of(
-        cls, micro: Callable[[Inputs], Micro], given: Inputs, needed: Sequence[bool]
+        cls,
+        micro: Callable[[Inputs], tuple[jax.Array, Micro]],
+        given: Inputs,
+        needed: Sequence[bool],
+        through: GradientProgram,
     ) -> "_Traced":
         """Traces it, and leaves out gradients that are zero or not needed."""
+        given = given._replace(params=through.traced(given.params))
         program, shapes = jax.make_jaxpr(micro, return_shape=True)(given)
         results = jax.tree.structure(shapes)
-        zero = zeros(program)[: len(needed)]
+        zero = zeros(program)[1 : len(needed) + 1]
         keep = tuple(n and not z for n, z in zip(needed, zero, strict=True))
-        times = results.unflatten(readiness(program))
-        return cls(program, results, _pruned(shapes, keep), _pruned(times, keep), keep)
+        _, times = results.unflatten(readiness(program))
+        return cls(program, results, _pruned(times, keep), keep, through)
 
     def __call__(self, given: Inputs) -> Micro:
         """Runs it."""
-        found = jaxpr_as_fun(self.program)(*jax.tree.leaves(given))
-        return _pruned(self.results.unflatten(found), self.keep)
+        arguments = jax.tree.leaves(given, is_leaf=is_shard)
+        found = self.through.run(self.program, arguments, 0)
+        _, micro = self.results.unflatten(found)
+        micro = _pruned(micro, self.keep)
+        if not self.through.reduces:
+            return micro
+        gradients = _outgoing(micro.gradients, given.scale)
+        ready = jax.tree.leaves(self.ready.gradients)
+        return micro._replace(gradients=self.through.reduced(gradients, ready))
+
+
+def _outgoing(gradients: PyTree, scale: jax.Array | None) -> PyTree:
+    """Gradients of this device as they are summed: in their unit, and named."""
+    return guard.mark(unscaled(gradients, scale))
 
 
 def _pruned(micro: Micro, keep: Sequence[bool]) -> Micro:

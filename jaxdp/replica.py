@@ -91,17 +91,19 @@ class Replica(NamedTuple):
         if self.loss.policy == "per_replica":
             model_state = jax.tree.map(lambda x: x[0], model_state)
         scale = None if state.loss_scale is None else state.loss_scale.scale
-        params = self.design.local_params(state.params)
+        params = self.design.local_params(state.params, self.axis_name)
         return Inputs(params, batch, rng, model_state, scale)
 
     def _contribution(self, given: Inputs) -> tuple[Contribution, PyTree]:
         """What this device adds to the step; zeros if it only serves."""
-        needed = [True] * len(jax.tree.leaves(given.params))
+        shapes = self.design.local_shapes(given.params)
+        needed = [True] * len(jax.tree.leaves(shapes))
         if self.design.prunes:
-            needed = read_gradients(self.optimizer, given.params)
+            needed = read_gradients(self.optimizer, shapes)
+        through = self.design.program(self.axis_name, self.loss.precision)
 
         def compute():
-            return self.loss.contribution(given, needed)
+            return self.loss.contribution(given, needed, through)
 
         if not self.design.serving_ranks:
             return compute()

@@ -58,7 +58,7 @@ class Trainer:
         per_replica = replica.loss.policy == "per_replica"
         spec = TrainState(
             step=P(),
-            params=design.params_spec(axis_name),
+            params=design.params_spec(axis_name, replica.loss.precision),
             opt_state=design.opt_state_spec(axis_name),
             rng=P(),
             model_state=P(axis_name) if per_replica else P(),
@@ -283,7 +283,7 @@ class Trainer:
             model_state = stacked(model_state, (self.mesh.size,))
         return TrainState(
             step=jnp.zeros((), jnp.int32),
-            params=design.init_params(params, sizes),
+            params=design.init_params(params, sizes, precision),
             opt_state=opt_state,
             rng=rng,
             model_state=model_state,

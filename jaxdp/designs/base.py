@@ -11,7 +11,9 @@ from jax.sharding import PartitionSpec as P
 from jaxdp.buckets import assign
 from jaxdp.designs.portable import Portable
 from jaxdp.designs.update import Update, Updated
+from jaxdp.gradient import GradientProgram
 from jaxdp.loss import Contribution
+from jaxdp.precision import Precision
 
 PyTree = Any
 AxisName = Any  # of one mesh axis, or a tuple of two names
@@ -82,24 +84,44 @@ class Design(abc.ABC):
         del platform
         return {}
 
-    def init_params(self, params: PyTree, sizes: tuple[int, ...]) -> PyTree:
+    def init_params(
+        self, params: PyTree, sizes: tuple[int, ...], precision: Precision | None
+    ) -> PyTree:
         """What the train state keeps of the parameters, as global arrays.
 
         Args:
             params: The parameters.
             sizes: Devices on each mesh axis.
+            precision: What the loss computes in.
         """
-        del sizes
+        del sizes, precision
         return params
 
-    def params_spec(self, axis_name: AxisName) -> PyTree:
+    def params_spec(self, axis_name: AxisName, precision: Precision | None) -> PyTree:
         """How that lies on the mesh: a prefix tree; replicated, unless overridden."""
-        del axis_name
+        del axis_name, precision
         return P()
 
-    def local_params(self, kept: PyTree) -> PyTree:
-        """The parameters that a device's loss sees, inside `shard_map`."""
+    def local_params(self, kept: PyTree, axis_name: AxisName) -> PyTree:
+        """What a device's loss is given of the parameters, inside `shard_map`."""
+        del axis_name
         return kept
+
+    def local_shapes(self, local: PyTree) -> PyTree:
+        """Shapes and dtypes of whole parameters, of what `local_params` gives."""
+        return local
+
+    def program(
+        self, axis_name: AxisName, precision: Precision | None
+    ) -> GradientProgram:
+        """How the program of a device's gradient is run: as it is, unless overridden.
+
+        Args:
+            axis_name: The mesh axis, or axes.
+            precision: What the loss computes in.
+        """
+        del axis_name, precision
+        return GradientProgram()
 
     def full_params(self, kept: PyTree) -> PyTree:
         """The parameters, of the global arrays that the train state keeps."""

@@ -86,8 +86,8 @@ class Compressible(Bucketed):
         residuals = None
         if kept.residuals is not None:
             residuals = [x[0] for x in shape.flatten_up_to(kept.residuals)]
-        parcels = _Parcels(shape.flatten_up_to(local), residuals, [*kept.states])
-        self._exchange(parcels, contribution.ready, update.step, axis_name)
+        parcels = Parcels(shape.flatten_up_to(local), residuals, [*kept.states])
+        self.exchange_parcels(parcels, contribution.ready, update.step, axis_name)
         gradients = shape.unflatten(parcels.gradients)
         params, opt_state, results = update.with_gradients(
             gradients, mean, params, kept.opt_state
@@ -99,7 +99,7 @@ class Compressible(Bucketed):
             new = where(results.nonfinite < 0, new, (kept.residuals, kept.states))
         return Updated(params, Compressed(opt_state, *new), results)
 
-    def _exchange(self, parcels: "_Parcels", ready, step, axis_name) -> None:
+    def exchange_parcels(self, parcels: "Parcels", ready, step, axis_name) -> None:
         """Averages the gradients in place, bucket by bucket."""
         assert self.compression is not None
         gradients, residuals, states = parcels
@@ -123,7 +123,7 @@ class Compressible(Bucketed):
                     residuals[i] = left[j]
 
 
-class _Parcels(NamedTuple):
+class Parcels(NamedTuple):
     """Gradients, residuals and states by parameter; None for what does not travel."""
 
     gradients: list

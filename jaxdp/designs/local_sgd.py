@@ -59,15 +59,15 @@ class LocalSGD(Bucketed):
                     f"{least}. For averages in every step use jaxdp.RingAllReduce."
                 )
 
-    def init_params(self, params, sizes):
+    def init_params(self, params, sizes, precision):
         """A copy for every device."""
         return stacked(params, sizes)
 
-    def params_spec(self, axis_name):
+    def params_spec(self, axis_name, precision):
         """Every device has its own."""
         return P(axis_name)
 
-    def local_params(self, kept):
+    def local_params(self, kept, axis_name):
         """This device's."""
         return jax.tree.map(lambda leaf: leaf[0], kept)
 

@@ -11,6 +11,7 @@ import optax
 from jaxdp.loss import Contribution, Mean, divided
 from jaxdp.precision import first_nonfinite
 from jaxdp.trees import where
+from jaxdp.zero.shards import is_shard
 
 PyTree = Any
 
@@ -72,6 +73,7 @@ class Update:
         params: PyTree,
         opt_state: PyTree,
         agree: Callable[[jax.Array], jax.Array] = lambda nonfinite: nonfinite,
+        optimized: Callable[..., tuple[PyTree, PyTree]] | None = None,
     ) -> Updated:
         """As a call, with gradients that are divided already.
 
@@ -82,9 +84,12 @@ class Update:
             opt_state: The optimizer state.
             agree: Makes one `Results.nonfinite` of those of all devices, where
                 gradients differ between them.
+            optimized: Runs `self.optimized` in another way, where these trees are in
+                parts.
         """
         gradients = _filled(gradients, params)
-        updated, state = self._optimized(gradients, params, opt_state)
+        run = optimized or self.optimized
+        updated, state = run(gradients, params, opt_state)
         results = self.results(mean)
         if self.scaled:
             nonfinite = agree(first_nonfinite(jax.tree.leaves(gradients)))
@@ -105,16 +110,16 @@ class Update:
                 optimizers that ask (`jaxdp.scale_by_staleness`).
         """
         gradients = _filled(self.gradients(mean), params)
-        return self._optimized(gradients, params, opt_state, staleness)
+        return self.optimized(gradients, params, opt_state, staleness)
 
     def gradients(self, mean: Mean) -> PyTree:
         """Divides by the weight."""
         return jax.tree.map(lambda g: divided(Mean(g, mean.weight)), mean.total)
 
-    def _optimized(
+    def optimized(
         self, gradients: PyTree, params: PyTree, opt_state: PyTree, staleness: Any = 0
     ) -> tuple[PyTree, PyTree]:
-        """Runs the optimizer."""
+        """Parameters and optimizer state after the optimizer has run."""
         update = optax.with_extra_args_support(self.optimizer).update
         staleness = jnp.asarray(staleness, jnp.int32)
         with jax.named_scope("update"):
@@ -145,9 +150,12 @@ class Update:
 
 def _filled(gradients: PyTree, params: PyTree) -> PyTree:
     """Gradients, with zeros for those that did not travel."""
-    return jax.tree.map(
-        lambda p, g: jnp.zeros_like(p) if g is None else g, params, gradients
-    )
+
+    def fill(param, gradient):
+        zeros = jax.tree.map(jnp.zeros_like, param)  # of a shard, too
+        return zeros if gradient is None else gradient
+
+    return jax.tree.map(fill, params, gradients, is_leaf=is_shard)
 
 
 def _like(leaf: Any, old: Any) -> Any:
