@@ -24,6 +24,7 @@ from jaxdp.designs import LocalSGD as LocalSGD
 from jaxdp.designs import NativeAllReduce as NativeAllReduce
 from jaxdp.designs import ParameterServer as ParameterServer
 from jaxdp.designs import RingAllReduce as RingAllReduce
+from jaxdp.designs import Zero as Zero
 from jaxdp.epochs import epoch_batches as epoch_batches
 from jaxdp.loss import Aux as Aux
 from jaxdp.loss import Mean as Mean

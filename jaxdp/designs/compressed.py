@@ -1,6 +1,6 @@
 """Buckets whose gradients travel compressed, and what a train state keeps for that."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from jaxdp.compression import BucketWire, Compression, exchange
 from jaxdp.designs.base import PyTree
 from jaxdp.designs.bucketed import Bucketed, scoped
+from jaxdp.designs.stacks import averaged, spread
 from jaxdp.designs.update import Updated
 from jaxdp.loss import Mean
 from jaxdp.trees import stacked, where
@@ -27,6 +28,35 @@ class Compressed(NamedTuple):
     opt_state: PyTree
     residuals: PyTree
     states: PyTree
+
+
+def unsent(residuals: Any, like: Any) -> Any:
+    """Residuals of one parameter, on as many devices as `like` has.
+
+    What matters is their mean over devices, as that of gradients: on another number of
+    devices each gets it.
+    """
+    if residuals.shape == like.shape:
+        return residuals
+    return spread(averaged(residuals), like)
+
+
+def carried_of(kept: Compressed) -> dict[str, PyTree]:
+    """What a checkpoint keeps of a compression."""
+    carried = {"states": kept.states}
+    if kept.residuals is not None:
+        carried["residuals"] = kept.residuals
+    return carried
+
+
+def with_carried(
+    opt_state: PyTree, carried: dict[str, PyTree], fresh: Compressed
+) -> Compressed:
+    """An optimizer state with carried residuals; fresh ones if there were none."""
+    residuals = fresh.residuals
+    if residuals is not None and "residuals" in carried:
+        residuals = jax.tree.map(unsent, carried["residuals"], residuals)
+    return Compressed(opt_state, residuals, carried.get("states", fresh.states))
 
 
 class Compressible(Bucketed):
@@ -52,7 +82,10 @@ class Compressible(Bucketed):
 
     def init_opt_state(self, optimizer, params, sizes):
         """Optimizer state, and residuals of zero."""
-        opt_state = optimizer.init(params)
+        return self.with_residuals(optimizer.init(params), params, sizes)
+
+    def with_residuals(self, opt_state, params, sizes):
+        """Adds what compression keeps, before the first step."""
         if self.compression is None:
             return opt_state
         residuals = None
@@ -63,10 +96,28 @@ class Compressible(Bucketed):
 
     def opt_state_spec(self, axis_name):
         """Residuals differ between devices."""
+        return self.with_residuals_spec(P(), axis_name)
+
+    def with_residuals_spec(self, opt_state, axis_name):
+        """How that lies on the mesh, given how the optimizer state does."""
         if self.compression is None:
-            return P()
+            return opt_state
         residuals = P(axis_name) if self.compression.error_feedback else None
-        return Compressed(P(), residuals, P())
+        return Compressed(opt_state, residuals, P())
+
+    def portable(self, params, opt_state):
+        """Residuals and what the compression keeps are carried."""
+        if self.compression is None:
+            return super().portable(params, opt_state)
+        portable = super().portable(params, opt_state.opt_state)
+        return portable._replace(carried=carried_of(opt_state))
+
+    def kept(self, portable, params, opt_state):
+        """With carried residuals; zeros if there were none."""
+        if self.compression is None:
+            return super().kept(portable, params, opt_state)
+        params, inner = super().kept(portable, params, opt_state.opt_state)
+        return params, with_carried(inner, portable.carried, opt_state)
 
     def exchange(self, contribution, params, opt_state, update, axis_name):
         """Averages bucket by bucket, then updates on every device."""

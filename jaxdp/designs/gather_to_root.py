@@ -18,6 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdp.collectives import broadcast, reduce
 from jaxdp.designs.base import Design
+from jaxdp.designs.portable import Portable
+from jaxdp.designs.stacks import spread
 from jaxdp.designs.update import Updated
 from jaxdp.trees import stacked
 
@@ -49,6 +51,15 @@ class GatherToRoot(Design):
     def init_opt_state(self, optimizer, params, sizes):
         """Stacks one copy per device; entry `root` is the one that counts."""
         return stacked(optimizer.init(params), sizes)
+
+    def portable(self, params, opt_state):
+        """The optimizer state of the root."""
+        own = jax.tree.map(lambda leaf: leaf[self.root], opt_state)
+        return Portable(params, own, {})
+
+    def kept(self, portable, params, opt_state):
+        """A copy for every device."""
+        return portable.params, jax.tree.map(spread, portable.opt_state, opt_state)
 
     def exchange(self, contribution, params, opt_state, update, axis_name):
         """Reduces to the root, updates there and broadcasts."""

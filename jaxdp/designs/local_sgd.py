@@ -16,8 +16,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxdp import guard
+from jaxdp.buckets import same_types
 from jaxdp.designs.base import PyTree
 from jaxdp.designs.bucketed import Bucketed
+from jaxdp.designs.portable import Portable
+from jaxdp.designs.stacks import averaged, spread
 from jaxdp.designs.update import Update, Updated
 from jaxdp.loss import Contribution, Mean
 from jaxdp.trees import stacked
@@ -82,6 +85,19 @@ class LocalSGD(Bucketed):
     def opt_state_spec(self, axis_name):
         """Every device has its own."""
         return P(axis_name)
+
+    def portable(self, params, opt_state):
+        """Means over the replicas; what each has of its own is carried."""
+        own = (params, opt_state)
+        return Portable(*jax.tree.map(averaged, own), {"replicas": own})
+
+    def kept(self, portable, params, opt_state):
+        """What replicas had; on another number of devices all start from the mean."""
+        own = portable.carried.get("replicas")
+        if own is not None and same_types(own, (params, opt_state)):
+            return own
+        mean = (portable.params, portable.opt_state)
+        return jax.tree.map(spread, mean, (params, opt_state))
 
     def exchange(self, contribution, params, opt_state, update, axis_name):
         """Updates this replica's parameters, and averages them when it is time."""

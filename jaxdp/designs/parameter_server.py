@@ -31,7 +31,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxdp import separable, serving
+from jaxdp.designs import server_delay, server_parts
 from jaxdp.designs.base import Design, PyTree
+from jaxdp.designs.portable import Portable
 from jaxdp.designs.server_delay import DelayedRound, in_flight_spec, nothing_in_flight
 from jaxdp.designs.server_round import Served, ServerRound
 
@@ -155,6 +157,40 @@ class ParameterServer(Design):
         opt_state = P(axis_name) if self.update_on == "server" else P()
         in_flight = in_flight_spec(axis_name) if self.max_staleness else None
         return Served(opt_state, P(), in_flight)
+
+    def portable(self, params, opt_state):
+        """The optimizer state in one, and what is in flight, if something is."""
+        whole = opt_state.opt_state
+        carried = {"refused_pushes": opt_state.refused}
+        if self.update_on == "server":
+            parts = server_parts.Parts.of(opt_state, self.servers, self.serving_ranks)
+            whole = parts.joined(whole, params)
+        if self.max_staleness and server_delay.may_be_in_flight(opt_state.in_flight):
+            carried["in_flight"] = {self._delay(): opt_state.in_flight}
+        return Portable(params, whole, carried)
+
+    def kept(self, portable, params, opt_state):
+        """The optimizer state by part; nothing in flight if nothing was."""
+        own, carried = portable.opt_state, portable.carried
+        if self.update_on == "server":
+            parts = server_parts.Parts.of(opt_state, self.servers, self.serving_ranks)
+            own = parts.cut(own, portable.params, opt_state.opt_state)
+        refused = carried.get("refused_pushes", opt_state.refused)
+        if refused.shape != opt_state.refused.shape:
+            refused = opt_state.refused
+        in_flight = opt_state.in_flight
+        if "in_flight" in carried:
+            in_flight = carried["in_flight"][self._delay()]
+        return portable.params, Served(own, refused, in_flight)
+
+    def _delay(self) -> str:
+        """What gradients in flight depend on."""
+        how = f"{self.policy}-{self.max_staleness}-of-{self.servers}"
+        if self.dedicated:
+            how += "-dedicated"
+        if callable(self.aggregate):
+            how += f"-{getattr(self.aggregate, '__name__', 'function')}"
+        return how
 
     def exchange(self, contribution, params, opt_state, update, axis_name):
         """Pushes, aggregates, updates and pulls."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.designs.base import PyTree
@@ -58,6 +59,11 @@ def nothing_in_flight(
 def in_flight_spec(axis_name: Any) -> InFlight:
     """How it lies on the mesh."""
     return InFlight(P(axis_name), P(axis_name), P(), P())
+
+
+def may_be_in_flight(flight: InFlight) -> bool:
+    """Whether gradients wait for their update; yes where only shapes are known."""
+    return isinstance(flight.since, Tracer) or int(flight.since) > 0
 
 
 class DelayedRound(ServerRound):

@@ -101,7 +101,7 @@ def whole(shard: Shard) -> Any:
 
 def own(array: jax.Array, rank: jax.Array, devices: int, layers: int = 1) -> Shard:
     """One device's part of an array that it holds whole."""
-    data = parts(array, devices, layers)[rank]
+    data = parts(jnp.asarray(array), devices, layers)[rank]
     return Shard(data, array.shape, devices, layers)
 
 
