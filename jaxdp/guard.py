@@ -48,6 +48,14 @@ LOCAL = frozenset({"axis_index", "pcast", "pvary", "shard_map"})
 ALIKE = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather"})
 
 
+class Alike(str):
+    """The name of a result that is the same on all devices and made of sums only."""
+
+
+class Summed(str):
+    """The name of a result of which each device has a part, made of sums only."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Fact:
     """What is known of a value.
@@ -102,7 +110,7 @@ def mark_values(tree: PyTree) -> PyTree:
 def check_summed_once(
     program: ClosedJaxpr,
     axis_name: str,
-    outputs: Sequence[str | None],
+    outputs: Sequence[Alike | Summed | None],
     loss_sums: Callable[[], bool],
 ) -> None:
     """Proves that a traced step sums its gradients exactly once.
@@ -110,8 +118,8 @@ def check_summed_once(
     Args:
         program: A jaxpr with one `shard_map` over `axis_name`, and maybe other axes.
         axis_name: The mesh axis of the proof.
-        outputs: For each output its name, if it must be the same on all devices and
-            depend on summed gradients only; None if it may be anything.
+        outputs: For each output its name, as what it promises to be; None if it may be
+            anything.
         loss_sums: Whether the loss itself sums over the axis; asked only when in doubt.
 
     Raises:
@@ -131,7 +139,7 @@ def check_summed_once(
                 "design never sums that gradient. Sum it in `exchange`, with "
                 "jaxdp.all_reduce or another collective of jaxdp."
             )
-        if fact.varies:
+        if fact.varies and isinstance(name, Alike):
             raise ValueError(
                 f"data_parallel: the new {name} may differ between the replicas on "
                 f"axis {axis_name!r}. All must end with the same bits. Let a design "
@@ -208,7 +216,7 @@ class _Reader:
 
     def _alike(self, name: str, fact: Fact, remedy: str) -> Fact:
         """A leaf that no design averages, before the exchange."""
-        if fact.varies:
+        if fact.varies and isinstance(name, Alike):
             raise ValueError(
                 f"data_parallel: the new {name} may differ between the replicas on "
                 f"axis {self.axis_name!r}. {remedy}"

@@ -74,10 +74,18 @@ class Replica(NamedTuple):
         return self._contribution(self._inputs(state, batch))[0]
 
     def total(self, state: TrainState, batch: PyTree) -> Any:
-        """What this device's loss adds up to, in its first micro-batch."""
+        """What this device's loss adds up to, in its first micro-batch; to be traced.
+
+        Parameters that are not here as arrays are zeros.
+        """
         given = self._inputs(state, batch)
         first = jax.tree.map(lambda x: x[0], self.loss.slices(given.batch))
-        return self.loss(given._replace(batch=first))[0]
+        through = self.design.program(self.axis_name, self.loss.precision)
+        params = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype) if _is_shape(x) else x,
+            through.traced(given.params),
+        )
+        return self.loss(given._replace(params=params, batch=first))[0]
 
     def _inputs(self, state: TrainState, batch: PyTree) -> Inputs:
         """What this device's loss is computed from."""
@@ -159,3 +167,8 @@ class Replica(NamedTuple):
             new, step=step, model_state=kept, loss_scale=loss_scale
         )
         return new, metrics
+
+
+def _is_shape(leaf: Any) -> bool:
+    """Whether this stands for an array."""
+    return isinstance(leaf, jax.ShapeDtypeStruct)

@@ -259,7 +259,8 @@ class Trainer:
             return
         is_ready = getattr(state.loss_scale.failed_step, "is_ready", lambda: True)
         if (wait or is_ready()) and has_failed(state.loss_scale):
-            names = [name for name, _ in _named(state.params, "params")]
+            params = jax.eval_shape(self.replica.design.full_params, state.params)
+            names = [name for name, _ in _named(params, "params")]
             check_not_failed(state.loss_scale, names, f"train.{caller}")
 
     def _agree(self, state: TrainState, batch: PyTree) -> None:
@@ -350,13 +351,18 @@ class Trainer:
         (new, metrics) = jax.tree_util.tree_map_with_path(
             lambda path, _: jax.tree_util.keystr(path[1:]).lstrip("."), outputs
         )
-        new = jax.tree.map(  # devices may hold different parts of it
-            lambda spec, names: jax.tree.map(lambda n: n if spec == P() else "", names),
-            *(self.specs[0], new),
-            is_leaf=lambda spec: isinstance(spec, P),
+        in_parts = self.replica.design.in_parts
+
+        def promised(spec: P, names: PyTree) -> PyTree:
+            if spec == P():
+                return jax.tree.map(guard.Alike, names)
+            return jax.tree.map(lambda n: guard.Summed(n) if in_parts(n) else "", names)
+
+        new = jax.tree.map(
+            promised, self.specs[0], new, is_leaf=lambda spec: isinstance(spec, P)
         )
-        metrics = jax.tree.map(lambda name: f"metrics{name}", metrics)
-        names = [name or None for name in jax.tree.leaves((new, metrics))]
+        metrics = jax.tree.map(lambda name: guard.Alike(f"metrics{name}"), metrics)
+        promises = [promise or None for promise in jax.tree.leaves((new, metrics))]
 
         @functools.cache
         def loss() -> ClosedJaxpr:
@@ -370,7 +376,7 @@ class Trainer:
             guard.check_summed_once(
                 program,
                 axis_name,
-                names,
+                promises,
                 lambda axis_name=axis_name: guard.sums_over(loss(), axis_name),
             )
 

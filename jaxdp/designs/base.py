@@ -123,6 +123,15 @@ class Design(abc.ABC):
         del axis_name, precision
         return GradientProgram()
 
+    def in_parts(self, name: str) -> bool:
+        """Whether what differs between devices under this name is made of sums only.
+
+        Args:
+            name: Of a leaf of the train state, such as `params['w']`.
+        """
+        del name
+        return False
+
     def full_params(self, kept: PyTree) -> PyTree:
         """The parameters, of the global arrays that the train state keeps."""
         return kept

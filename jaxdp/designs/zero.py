@@ -49,6 +49,7 @@ from jaxdp.designs.compressed import (
 from jaxdp.designs.update import Update, Updated
 from jaxdp.designs.zero_state import Working
 from jaxdp.loss import Mean
+from jaxdp.precision import Precision
 from jaxdp.trees import where
 from jaxdp.zero.layers import LayerShards
 from jaxdp.zero.partition import on_shards
@@ -121,21 +122,20 @@ class Zero(Compressible):
 
     def init_params(self, params, sizes, precision):
         """Whole in stages 1 and 2, perhaps with masters in parts; parts in stage 3."""
-        if self.stage < 3 and not _has_copies(precision):
+        copies = _copies(precision, params)
+        if self.stage < 3 and copies is None:
             return params
         masters = jax.tree_util.tree_map_with_path(
             lambda path, leaf: cut(leaf, sizes[-1], self._layers(path, leaf)), params
         )
-        if self.stage == 3:
-            return masters
-        return Working(precision.to_compute(params), masters)
+        return masters if self.stage == 3 else Working(copies, masters)
 
     def params_spec(self, axis_name, precision):
         """Parts lie on the last axis."""
         in_parts = P(_last(axis_name))
         if self.stage == 3:
             return in_parts
-        return Working(P(), in_parts) if _has_copies(precision) else P()
+        return P() if _copies(precision, {}) is None else Working(P(), in_parts)
 
     def local_params(self, kept, axis_name):
         """Copies if there are any; parts in stage 3."""
@@ -155,6 +155,10 @@ class Zero(Compressible):
             )
 
         return jax.tree.map(shape, local, is_leaf=_in_parts)
+
+    def in_parts(self, name):
+        """Parameters are; residuals of a compression are each device's own."""
+        return name.startswith("params")
 
     def full_params(self, kept):
         """Parameters as they are kept, put together."""
@@ -311,9 +315,11 @@ def _last(axis_name: Any) -> str:
     return axis_name if isinstance(axis_name, str) else axis_name[-1]
 
 
-def _has_copies(precision: Any) -> bool:
-    """Whether the loss computes on copies in another dtype."""
-    return precision is not None and precision.compute != precision.params
+def _copies(precision: Precision | None, params: PyTree) -> PyTree | None:
+    """Parameters in the dtype that computes; None if it is the one they are kept in."""
+    if precision is None or precision.compute == precision.params:
+        return None
+    return precision.to_compute(params)
 
 
 def _in_parts(leaf: Any) -> bool:

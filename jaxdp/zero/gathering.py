@@ -102,7 +102,7 @@ class Plan:
     ) -> "Plan":
         """Plans a program; see `run_gathered`."""
         found = uses(program, {i for bucket in buckets for i in bucket})
-        starts = sorted({0, found.forward(loss), len(found.needed) + 1})
+        starts = sorted({0, found.forward(loss), found.end})
         gathers = []
         for first, end in itertools.pairwise(starts):
             at: dict[int, int] = {}
@@ -157,10 +157,14 @@ class _Run:
             for position in range(starts[i], starts[i + 1]):
                 for numbers in scatters.get(position, ()):
                     self._scatter(numbers)
+                    if position > max(due, default=0):
+                        self._hold(starts[i], position)
                 for numbers in due.get(position, ()):
                     self._gather(numbers)
                 if position < len(self.jaxpr.eqns):
                     self._run(position, self.jaxpr.eqns[position])
+        for numbers in scatters.get(self.plan.uses.end, ()):
+            self._scatter(numbers)
         return [
             self.scattered[i] if i in self.scattered else self._read(v)
             for i, v in enumerate(self.jaxpr.outvars)
@@ -174,9 +178,8 @@ class _Run:
     def _gather(self, numbers: Sequence[int]) -> None:
         """Gathers shards, not before what was computed and scattered last."""
         shards = [self.shards[i] for i in numbers]
-        waits = self.pace + self.flying[: -IN_FLIGHT or None]
+        waits = self.pace + self._landed()
         if waits:
-            self.flying = self.flying[len(waits) - len(self.pace) :]
             early = never(waits)
             shards = [s.like(jnp.where(early, 0, s.data)) for s in shards]
         for i, array in zip(numbers, self.gather(shards), strict=True):
@@ -189,6 +192,20 @@ class _Run:
         found = lax.optimization_barrier(self.scatter(whole))
         self.scattered.update(zip(numbers, found, strict=True))
         self.flying += [x for x in jax.tree.leaves(found) if x.size][:1]
+
+    def _hold(self, first: int, position: int) -> None:
+        """Lets what comes wait for what was scattered, where no gather does."""
+        waits = self._landed()
+        if waits:
+            early = never(waits)
+            for v in self.plan.uses.crossing(first, position):
+                self.known[v] = jnp.where(early, 0, self.known[v])
+
+    def _landed(self) -> list[Any]:
+        """What must have been scattered before anything else starts."""
+        landed = self.flying[: -IN_FLIGHT or None]
+        self.flying = self.flying[len(landed) :]
+        return landed
 
     def _run(self, position: int, eqn: Any) -> None:
         """Runs an operation, unless it is derived: those run when they are read."""

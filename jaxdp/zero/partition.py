@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
@@ -63,7 +64,7 @@ def on_shards(
     leaves, structure = jax.tree.flatten(given, is_leaf=is_shard)
     types = jax.tree.unflatten(structure, [_whole_type(leaf) for leaf in leaves])
     program, shapes = jax.make_jaxpr(function, return_shape=True)(*types)
-    values = [_value(leaf, axis) for leaf in leaves]
+    values = [_value(x if is_shard(x) else jnp.asarray(x), axis) for x in leaves]
     results = _run(flattened(program), values, axis)
     forms = jax.tree.map(_form, sharded, is_leaf=is_shard)
     forms = jax.tree.leaves(jax.tree.broadcast(forms, shapes))
@@ -79,20 +80,20 @@ def unpartitionable(function: Callable[..., PyTree], *shapes: PyTree) -> str | N
         *shapes: The trees: arrays or their shapes.
 
     Returns:
-        What it does that is right only once for all devices: it talks to the host,
-        gets a result that may differ from device to device, or uses a mesh.
+        The operation that would be wrong if every device ran it: one that acts outside
+        the program, where results may differ too, or that uses a mesh. Printing is not.
     """
     try:
         program = jax.make_jaxpr(function)(*shapes)
-    except NameError as error:  # a collective over an axis that nothing binds here
-        return f"tracing it raised NameError ({error})"
+    except (NameError, ValueError) as error:  # an axis, say, that is not bound here
+        return f"tracing it raised {type(error).__name__} ({error})"
     for eqn in _operations(program):
         name = eqn.primitive.name
         operands = ", ".join(v.aval.str_short() for v in eqn.invars) or "nothing"
         if name in PLACING or "collective" in eqn.params or _axes(eqn.params):
             return f"its {name} of {operands} uses the devices of a mesh"
-        if eqn.effects and name not in SHOWING:
-            return f"its {name} of {operands} has effects, once on every device"
+        if eqn.effects and name not in SHOWING and not jaxprs.inner(eqn):
+            return f"its {name} of {operands} would act once on every device"
     return None
 
 

@@ -120,7 +120,7 @@ class Value:
     def as_fill(self) -> jax.Array:
         """The scalar: of what has this form, or one element."""
         if self.fill is None:
-            self.fill = self.as_whole().reshape(())
+            self.fill = jnp.reshape(self.as_whole(), ())
         return self.fill
 
     def only(self, form: Form) -> "Value":

@@ -26,6 +26,7 @@ MOVING = frozenset(
         *("scatter", "scatter-add", "select_n", "slice", "squeeze", "transpose"),
     }
 )
+ENDING = frozenset({"add_any", "convert_element_type", "reshape", "transpose"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,11 @@ class Uses:
     makers: dict[Any, Any]
     paced: tuple[int | None, ...]
 
+    @property
+    def end(self) -> int:
+        """After all operations, and after what the results need."""
+        return len(self.needed)
+
     def of(self, number: int) -> list[int]:
         """Where an argument is needed."""
         return [i for i, needed in enumerate(self.needed) if number in needed]
@@ -73,9 +79,45 @@ class Uses:
         """
         jaxpr = self.program.jaxpr
         makers = {v: i + 1 for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
-        last = len(self.needed)
-        makers |= dict.fromkeys([*self.makers, *jaxpr.invars], last)
+        makers |= dict.fromkeys([*self.makers, *jaxpr.invars], self.end)
         return [0 if isinstance(v, Literal) else makers[v] for v in jaxpr.outvars]
+
+    def crossing(self, first: int, position: int) -> list[Any]:
+        """Values through which a later operation depends on earlier ones.
+
+        Args:
+            first: The operation that is the first of the earlier ones.
+            position: The one that is the first of the later ones.
+
+        Returns:
+            Numbers with a fraction that the earlier ones make and the later ones read,
+            without what only adds up to a result.
+        """
+        eqns, ending = self.program.jaxpr.eqns, self._ending
+        read = {
+            v
+            for i, eqn in enumerate(eqns[position:], position)
+            if i not in ending
+            for v in eqn.invars
+            if not isinstance(v, Literal)
+        }
+        return [
+            v
+            for eqn in eqns[first:position]
+            for v in eqn.outvars
+            if v in read and v not in self.makers and _is_inexact(v)
+        ]
+
+    @functools.cached_property
+    def _ending(self) -> set[int]:
+        """The last operations on results: sums and other shapes."""
+        found, others = set(), set()  # operations, and what the others read
+        for i, eqn in reversed([*enumerate(self.program.jaxpr.eqns)]):
+            if eqn.primitive.name in ENDING and others.isdisjoint(eqn.outvars):
+                found.add(i)
+            else:
+                others |= {v for v in eqn.invars if not isinstance(v, Literal)}
+        return found
 
     def forward(self, loss: int | None) -> int:
         """How many operations the forward pass has, given the result that ends it."""
@@ -83,7 +125,7 @@ class Uses:
         for i, eqn in enumerate(self.program.jaxpr.eqns):
             if any(made is v for v in eqn.outvars):
                 return i + 1
-        return len(self.needed)
+        return self.end
 
 
 def uses(program: ClosedJaxpr, numbers: Collection[int]) -> Uses:
@@ -130,8 +172,7 @@ def order_of_use(program: ClosedJaxpr, numbers: Sequence[int]) -> list[int]:
         `numbers`, sorted; at the end those that are never used.
     """
     found = uses(program, numbers)
-    last = len(found.needed)
-    return sorted(numbers, key=lambda i: min(found.of(i), default=last))
+    return sorted(numbers, key=lambda i: min(found.of(i), default=found.end))
 
 
 def _joined(origins: Sequence[_Origin]) -> _Origin:
@@ -158,9 +199,14 @@ def _paced(eqn: Any, result: _Origin) -> int | None:
     if eqn.primitive.name in MOVING or not (result.parameters and result.data):
         return None
     for i, v in enumerate(eqn.outvars):
-        if _size(v) and jnp.issubdtype(v.aval.dtype, jnp.inexact):
+        if _size(v) and _is_inexact(v):
             return i
     return None
+
+
+def _is_inexact(atom: Any) -> bool:
+    """Whether a value has numbers with a fraction."""
+    return jnp.issubdtype(getattr(atom.aval, "dtype", None), jnp.inexact)
 
 
 def _size(atom: Any) -> int:

@@ -1,7 +1,6 @@
 """How shards travel: reduce-scatter and all-gather of several leaves at once."""
 
 import dataclasses
-import functools
 from typing import Literal
 
 import jax
@@ -11,7 +10,7 @@ from jax import lax
 from jaxdp.collectives import all_reduce
 from jaxdp.executor import accumulation_dtype
 from jaxdp.packing import side_by_side
-from jaxdp.primitive import scheduled
+from jaxdp.primitive import Collective, scheduled
 from jaxdp.zero.shards import Shard, joined, parts
 
 
@@ -107,6 +106,6 @@ class Wire:
             return jnp.zeros((self.devices, 0), row.dtype)
         return lax.all_gather(row, self.axis_name, tiled=True)
 
-    def _scheduled(self, kind: str, divisor: int) -> functools.partial:
+    def _scheduled(self, kind: str, divisor: int) -> Collective:
         """Rounds of our own."""
         return scheduled(kind, "ring", self.axis_name, self.devices, 0, divisor)
