@@ -216,7 +216,7 @@ class _Reader:
 
     def _alike(self, name: str, fact: Fact, remedy: str) -> Fact:
         """A leaf that no design averages, before the exchange."""
-        if fact.varies and isinstance(name, Alike):
+        if fact.varies:
             raise ValueError(
                 f"data_parallel: the new {name} may differ between the replicas on "
                 f"axis {self.axis_name!r}. {remedy}"
