@@ -4,7 +4,8 @@ A bucket packs several leaves into one flat buffer, so that a collective pays it
 once for all of them. Leaves keep their dtype: nothing is promoted to pack it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -106,6 +107,19 @@ def _filled(
 def _nbytes(leaf: Any) -> int:
     """Bytes of an array, or of one of this shape and dtype."""
     return np.size(leaf) * jnp.result_type(leaf).itemsize
+
+
+def scoped(
+    buckets: Sequence[Sequence[int]], leaves: Sequence[Any]
+) -> Iterator[tuple[AbstractContextManager, Sequence[int]]]:
+    """Buckets, each with a scope that names its operations in the compiled program.
+
+    Numbers are those of `train.buckets`, which has no buckets without elements.
+    """
+    number = 0
+    for bucket in buckets:
+        number += any(np.size(leaves[i]) for i in bucket)
+        yield jax.named_scope(f"bucket_{number}"), bucket
 
 
 class Bucket(NamedTuple):

@@ -19,12 +19,13 @@ from jaxdp import guard, model_states
 from jaxdp.backward import readiness, zeros
 from jaxdp.data import PaddedBatch
 from jaxdp.executor import accumulation_dtype
-from jaxdp.gradient import GradientProgram
+from jaxdp.gradient import GradientProgram, Leaving
 from jaxdp.loss import Contribution, Mean, check_loss, split_loss, with_weight
 from jaxdp.precision import Precision, unscaled
 from jaxdp.zero.shards import is_shard
 
 PyTree = Any
+LOSS = 0  # the number of the result that is differentiated
 
 
 class Inputs(NamedTuple):
@@ -121,7 +122,7 @@ class LocalLoss:
         new = model_states.marked(self.policy, new)
         gradients = result.gradients
         if not through.reduces:
-            gradients = _outgoing(gradients, given.scale)
+            gradients = guard.mark(unscaled(gradients, given.scale))
         contribution = Contribution(
             gradients,
             result.loss,
@@ -250,24 +251,28 @@ class _Traced:
     def __call__(self, given: Inputs) -> Micro:
         """Runs it."""
         arguments = jax.tree.leaves(given, is_leaf=is_shard)
-        found = self.through.run(self.program, arguments, 0)
+        leaving = self._leaving(given.scale)
+        found = self.through.run(self.program, arguments, LOSS, leaving)
         _, micro = self.results.unflatten(found)
         micro = _pruned(micro, self.keep)
-        if not self.through.reduces:
-            return micro
-        gradients = _outgoing(micro.gradients, given.scale)
-        ready = jax.tree.leaves(self.ready.gradients)
-        return micro._replace(gradients=self.through.reduced(gradients, ready))
+        return micro._replace(gradients=self.through.reduced(micro.gradients))
 
+    def _leaving(self, scale: jax.Array | None) -> Leaving:
+        """The gradients that travel, which are the first results after the loss."""
+        _, micro = self.results.unflatten(range(self.results.num_leaves))
+        named = jax.tree_util.tree_leaves_with_path(micro.gradients)
+        names = {number: jax.tree_util.keystr(path) for path, number in named}
+        kept = [number for number, keep in zip(names, self.keep, strict=True) if keep]
 
-def _outgoing(gradients: PyTree, scale: jax.Array | None) -> PyTree:
-    """Gradients of this device as they are summed: in their unit, and named."""
-    return guard.mark(unscaled(gradients, scale))
+        def finished(number, gradient):
+            return guard.mark_gradient(unscaled(gradient, scale), names[number])
+
+        return Leaving(kept, jax.tree.leaves(self.ready.gradients), finished)
 
 
 def _pruned(micro: Micro, keep: Sequence[bool]) -> Micro:
     """Without the gradients that need not travel."""
-    leaves, structure = jax.tree.flatten(micro.gradients)
+    leaves, structure = jax.tree.flatten(micro.gradients, is_leaf=is_shard)
     kept = [x if k else None for x, k in zip(leaves, keep, strict=True)]
     return micro._replace(gradients=structure.unflatten(kept))
 

@@ -1,10 +1,26 @@
 """How the traced program of a device's gradient is run: what a design may change."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 PyTree = Any
+
+
+class Leaving(NamedTuple):
+    """Gradients that are to be summed over devices.
+
+    Attributes:
+        numbers: Of the results that they are.
+        ready: When each is ready, as numbers that sort.
+        finished: Makes of a number and that result what is summed.
+    """
+
+    numbers: Sequence[int]
+    ready: Sequence[int]
+    finished: Callable[[int, jax.Array], jax.Array]
 
 
 class GradientProgram:
@@ -24,7 +40,9 @@ class GradientProgram:
         """
         return params
 
-    def run(self, program: ClosedJaxpr, arguments: list, loss: int) -> list:
+    def run(
+        self, program: ClosedJaxpr, arguments: list, loss: int, leaving: Leaving
+    ) -> list:
         """Results of the program.
 
         Args:
@@ -32,16 +50,11 @@ class GradientProgram:
             arguments: One for each of the program's; of parameters what the design
                 gives.
             loss: The number of the result that is the total to differentiate.
+            leaving: The gradients. A program that reduces returns parts in their place.
         """
-        del loss
+        del loss, leaving
         return jaxpr_as_fun(program)(*arguments)
 
-    def reduced(self, gradients: PyTree, ready: list[int]) -> PyTree:
-        """Gradients as they leave a micro-batch.
-
-        Args:
-            gradients: This device's, of the rows of one micro-batch.
-            ready: When each is ready, as numbers that sort.
-        """
-        del ready
+    def reduced(self, gradients: PyTree) -> PyTree:
+        """Gradients as they leave a micro-batch, of the results of `run`."""
         return gradients

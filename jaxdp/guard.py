@@ -74,11 +74,13 @@ class Fact:
 def mark(gradients: PyTree) -> PyTree:
     """Names the gradients for the guard; costs nothing in the compiled program."""
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: checkpoint_name(
-            leaf, f"{MARK}params{jax.tree_util.keystr(path)}"
-        ),
-        gradients,
+        lambda path, leaf: mark_gradient(leaf, jax.tree_util.keystr(path)), gradients
     )
+
+
+def mark_gradient(leaf: jax.Array, name: str) -> jax.Array:
+    """Names one gradient, that of `params` with this behind it."""
+    return checkpoint_name(leaf, f"{MARK}params{name}")
 
 
 def mark_alike(leaf: Any, name: str, averaged: bool) -> Any:

@@ -6,15 +6,12 @@ exist: no data dependence ties it to the rest of the backward pass (Li et al., V
 2020, section 3.2).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxdp.buckets import assign, is_summable
+from jaxdp.buckets import assign, is_summable, scoped
 from jaxdp.collectives import Algorithm, all_reduce
 from jaxdp.designs.base import Design
 from jaxdp.loss import Contribution
@@ -92,19 +89,6 @@ class Bucketed(Design):
         leaves, structure = jax.tree.flatten(contribution)
         leaves = self.averaged(leaves, contribution.ready, axis_name)
         return update(jax.tree.unflatten(structure, leaves), params, opt_state)
-
-
-def scoped(
-    buckets: Sequence[Sequence[int]], leaves: Sequence[Any]
-) -> Iterator[tuple[AbstractContextManager, Sequence[int]]]:
-    """Buckets, each with a scope that names its operations in the compiled program.
-
-    Numbers are those of `train.buckets`, which has no buckets without elements.
-    """
-    number = 0
-    for bucket in buckets:
-        number += any(np.size(leaves[i]) for i in bucket)
-        yield jax.named_scope(f"bucket_{number}"), bucket
 
 
 def _together(leaves: list) -> list:

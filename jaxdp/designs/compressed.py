@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from jaxdp.buckets import scoped
 from jaxdp.compression import BucketWire, Compression, exchange
 from jaxdp.designs.base import PyTree
-from jaxdp.designs.bucketed import Bucketed, scoped
+from jaxdp.designs.bucketed import Bucketed
 from jaxdp.designs.stacks import averaged, spread
 from jaxdp.designs.update import Updated
 from jaxdp.loss import Mean

@@ -33,12 +33,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxdp import guard
-from jaxdp.buckets import assign
+from jaxdp.buckets import assign, scoped
 from jaxdp.compression import Compression
 from jaxdp.designs import zero_checks, zero_state
 from jaxdp.designs.base import PyTree
-from jaxdp.designs.bucketed import scoped
 from jaxdp.designs.compressed import (
     Compressed,
     Compressible,
@@ -210,7 +208,7 @@ class Zero(Compressible):
         else:
             gradients = contribution.gradients
             if self.stage == 1:
-                gradients = self.reduced(gradients, contribution.ready, wire)
+                gradients = self._reduced(gradients, contribution.ready, wire)
             gradients = update.gradients(Mean(gradients, mean.loss.weight))
         new, state, results = update.with_gradients(
             *(gradients, mean, masters, zero_state.together(kept)),
@@ -226,26 +224,21 @@ class Zero(Compressible):
             state = Compressed(state, *compressed)
         return Updated(self._gathered(new, params, wire), state, results)
 
-    def reduced(self, gradients: PyTree, ready: Any, wire: Wire) -> PyTree:
-        """Whole local gradients to this device's parts of their mean, by buckets."""
-        found, structure = jax.tree.flatten(gradients, is_leaf=_in_parts)
-        numbers = [i for i, x in enumerate(found) if not isinstance(x, LayerShards)]
-        leaves = self.released([found[i] for i in numbers])
-        for scope, bucket in scoped(self.assign(leaves, _times(found, ready)), leaves):
-            with scope:
-                shards = wire.reduce_scatter([leaves[i] for i in bucket])
-            for i, shard in zip(bucket, shards, strict=True):
-                found[numbers[i]] = shard
-        return structure.unflatten(
-            [
-                _mean_of_layers(x, wire) if isinstance(x, LayerShards) else x
-                for x in found
-            ]
-        )
-
     def _mean(self, leaves, axis_name):
         """Over all axes."""
         return Wire.over(axis_name, self.algorithm).everywhere(leaves)
+
+    def _reduced(self, gradients: PyTree, ready: Any, wire: Wire) -> PyTree:
+        """Whole local gradients to this device's parts of their mean, by buckets."""
+        found, structure = jax.tree.flatten(gradients)
+        leaves = self.released(found)
+        shards: list[Any] = [None] * len(leaves)
+        for scope, bucket in scoped(self.assign(leaves, ready), leaves):
+            with scope:
+                made = wire.reduce_scatter([leaves[i] for i in bucket])
+            for i, shard in zip(bucket, made, strict=True):
+                shards[i] = shard
+        return structure.unflatten(shards)
 
     def _masters(self, params: PyTree, wire: Wire) -> PyTree:
         """This device's parts of the parameters."""
@@ -299,17 +292,6 @@ class Zero(Compressible):
         return bool(self.layers) and zero_checks.name(path) in self.layers
 
 
-def _times(found: list, ready: Any) -> list[int]:
-    """When those gradients are ready that are not of layers."""
-    times, position = [], 0
-    for leaf in found:
-        count = len(jax.tree.leaves(leaf))
-        if not isinstance(leaf, LayerShards):
-            times.append(ready[position])
-        position += count
-    return times
-
-
 def _last(axis_name: Any) -> str:
     """The axis that is sharded over."""
     return axis_name if isinstance(axis_name, str) else axis_name[-1]
@@ -325,17 +307,6 @@ def _copies(precision: Precision | None, params: PyTree) -> PyTree | None:
 def _in_parts(leaf: Any) -> bool:
     """Whether these are parts of one array, or of stacked layers: for `is_leaf`."""
     return isinstance(leaf, Shard | LayerShards)
-
-
-def _mean_of_layers(gradients: LayerShards, wire: Wire) -> PyTree:
-    """Parts of sums over the sharded axis, to those of the mean over all devices."""
-    total, structure = jax.tree.flatten(gradients.shards, is_leaf=is_shard)
-    mean = [guard.mark_aggregated(x.data, wire.axis_name) / wire.devices for x in total]
-    if wire.outer is not None:
-        mean = wire.everywhere(mean, (wire.outer,))
-    return structure.unflatten(
-        [x.like(data) for x, data in zip(total, mean, strict=True)]
-    )
 
 
 def _optimized(axis_name: str, update: Update, *given: PyTree) -> Any:

@@ -18,18 +18,22 @@ CALLS = frozenset(
 )
 
 
-def flattened(program: ClosedJaxpr) -> ClosedJaxpr:
+def flattened(
+    program: ClosedJaxpr, needed: Sequence[bool] | None = None
+) -> ClosedJaxpr:
     """The program with its calls opened, and without operations that nothing needs.
 
-    Arguments and results stay as they are.
+    Args:
+        program: Any.
+        needed: For each result whether it stays one; None for all.
     """
     avals = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
         for a in program.in_avals
     ]
     flat = jax.make_jaxpr(lambda *args: _run(program, args))(*avals)
-    needed = [True] * len(flat.jaxpr.outvars)
-    jaxpr, _ = partial_eval.dce_jaxpr(flat.jaxpr, needed, instantiate=True)
+    kept = [True] * len(flat.jaxpr.outvars) if needed is None else [*needed]
+    jaxpr, _ = partial_eval.dce_jaxpr(flat.jaxpr, kept, instantiate=True)
     return ClosedJaxpr(jaxpr, flat.consts)
 
 

@@ -16,7 +16,7 @@ schedules, and knows of no number that it is not.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ from jaxdp.zero.uses import Uses, uses
 from jaxdp.zero.uses import order_of_use as order_of_use
 
 Gather = Callable[[list[Shard]], list[jax.Array]]
-Scatter = Callable[[list[jax.Array]], list[Any]]
+Scatter = Callable[[Sequence[int], list[jax.Array]], list[Any]]
 Pair = tuple[int, tuple[int, ...]]  # a position, and numbers
 IN_FLIGHT = 1  # scatters that nothing waits for
 
@@ -44,6 +44,7 @@ def run_gathered(
     prefetch: int = 1,
     results: Sequence[Sequence[int]] = (),
     scatter: Scatter | None = None,
+    unneeded: Collection[int] = (),
 ) -> list[Any]:
     """Runs a gradient program on parameters that exist in shards only.
 
@@ -62,15 +63,16 @@ def run_gathered(
         gather: Makes whole arrays of local shards.
         prefetch: How many buckets are gathered ahead of the one in use.
         results: Numbers of results that are scattered together, gradients as a rule.
-        scatter: What is done to these as soon as they exist: makes of each array
-            something smaller, such as a shard of the mean over all devices. May be
-            left out if `results` is.
+        scatter: What is done to these as soon as they exist, given their numbers: makes
+            of each array something smaller, such as a shard of the mean over all
+            devices. May be left out if `results` is.
+        unneeded: Numbers of results that are not computed, nor what only they need.
 
     Returns:
         The results of the program, of this device's rows: whole, but in place of those
-        that are scattered what `scatter` made of them.
+        that are scattered what `scatter` made of them, and None for unneeded ones.
     """
-    plan = Plan.of(program, buckets, loss, results)
+    plan = Plan.of(program, buckets, loss, results, unneeded)
     return _Run(plan, arguments, gather, prefetch, scatter).results()
 
 
@@ -99,9 +101,10 @@ class Plan:
         buckets: Sequence[Sequence[int]],
         loss: int | None,
         results: Sequence[Sequence[int]] = (),
+        unneeded: Collection[int] = (),
     ) -> "Plan":
         """Plans a program; see `run_gathered`."""
-        found = uses(program, {i for bucket in buckets for i in bucket})
+        found = uses(program, {i for bucket in buckets for i in bucket}, unneeded)
         starts = sorted({0, found.forward(loss), found.end})
         gathers = []
         for first, end in itertools.pairwise(starts):
@@ -166,8 +169,8 @@ class _Run:
         for numbers in scatters.get(self.plan.uses.end, ()):
             self._scatter(numbers)
         return [
-            self.scattered[i] if i in self.scattered else self._read(v)
-            for i, v in enumerate(self.jaxpr.outvars)
+            self.scattered[i] if i in self.scattered else v and self._read(v)
+            for i, v in enumerate(self.plan.uses.results)
         ]
 
     def _due(self, gathers: Sequence[Pair]) -> list[Pair]:
@@ -188,8 +191,8 @@ class _Run:
     def _scatter(self, numbers: Sequence[int]) -> None:
         """Scatters results that exist from here on."""
         assert self.scatter is not None
-        whole = [self._read(self.jaxpr.outvars[i]) for i in numbers]
-        found = lax.optimization_barrier(self.scatter(whole))
+        whole = [self._read(self.plan.uses.results[i]) for i in numbers]
+        found = lax.optimization_barrier(self.scatter(numbers, whole))
         self.scattered.update(zip(numbers, found, strict=True))
         self.flying += [x for x in jax.tree.leaves(found) if x.size][:1]
 

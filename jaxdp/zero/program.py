@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
-from jaxdp.buckets import assign
-from jaxdp.gradient import GradientProgram
+from jaxdp import guard
+from jaxdp.buckets import assign, scoped
+from jaxdp.gradient import GradientProgram, Leaving
 from jaxdp.precision import Precision
-from jaxdp.zero.gathering import order_of_use, run_gathered
+from jaxdp.zero.gathering import Scatter, order_of_use, run_gathered
+from jaxdp.zero.layers import LayerShards
 from jaxdp.zero.shards import Shard, is_shard
 from jaxdp.zero.wire import Wire
 
@@ -46,26 +49,73 @@ class ShardedProgram(GradientProgram):
 
         return jax.tree.map(shape, params, is_leaf=is_shard)
 
-    def run(self, program, arguments, loss):
-        """Gathers bucket by bucket, in order of use."""
-        numbers = [i for i, x in enumerate(arguments) if is_shard(x)]
-        if not numbers:
-            return super().run(program, arguments, loss)
-        order = order_of_use(program, numbers)
-        shapes = [program.in_avals[i] for i in order]
-        buckets = [
-            [order[i] for i in bucket]
-            for bucket in assign(shapes, self.design.bucket_cap_mb)
-        ]
+    def run(self, program, arguments, loss, leaving):
+        """Gathers in order of use, and reduces gradients in the order they appear in.
+
+        Those of stacked layers leave the program as parts already.
+        """
+        gathers = self._gathers(program, arguments)
+        scatters, scatter = self._scatters(program, arguments, leaving)
+        if not gathers and not scatters:
+            return super().run(program, arguments, loss, leaving)
         return run_gathered(
-            program, arguments, buckets, loss, self._gather, self.design.prefetch
+            *(program, arguments, gathers, loss, self._gather, self.design.prefetch),
+            *(scatters, scatter),
         )
 
-    def reduced(self, gradients, ready):
-        """This device's parts of the mean; as they are if the design does it later."""
-        if not self.reduces:
-            return gradients
-        return self.design.reduced(gradients, ready, self.wire)
+    def reduced(self, gradients):
+        """Sums of stacked layers to their mean, as a tree of shards."""
+        return jax.tree.map(
+            lambda x: self._mean_of(x) if isinstance(x, LayerShards) else x,
+            gradients,
+            is_leaf=lambda x: is_shard(x) or isinstance(x, LayerShards),
+        )
+
+    def _gathers(self, program: ClosedJaxpr, arguments: list) -> list[list[int]]:
+        """Arguments that are gathered together, in order of use."""
+        numbers = [i for i, x in enumerate(arguments) if is_shard(x)]
+        if not numbers:
+            return []
+        order = order_of_use(program, numbers)
+        shapes = [program.in_avals[i] for i in order]
+        together = assign(shapes, self.design.bucket_cap_mb)
+        return [[order[i] for i in bucket] for bucket in together]
+
+    def _scatters(
+        self, program: ClosedJaxpr, arguments: list, leaving: Leaving
+    ) -> tuple[list[list[int]], Scatter]:
+        """Results that are reduced together, and how."""
+        pairs = zip(leaving.numbers, leaving.ready, strict=True)
+        if self.design.stage == 3:  # gradient i + 1 is that of argument i
+            pairs = [(i, at) for i, at in pairs if is_shard(arguments[i - 1])]
+        whole = [*pairs] if self.reduces else []
+        shapes = [program.out_avals[i] for i, _ in whole]
+        together = self.design.assign(shapes, [at for _, at in whole])
+        buckets = [tuple(whole[i][0] for i in bucket) for bucket in together]
+        scopes = {
+            b: scope
+            for (scope, _), b in zip(scoped(together, shapes), buckets, strict=True)
+        }
+
+        def scatter(numbers, leaves):
+            with jax.named_scope("exchange"), scopes[tuple(numbers)]:
+                finished = [*map(leaving.finished, numbers, leaves)]
+                return self.wire.reduce_scatter(finished)
+
+        return buckets, scatter
+
+    def _mean_of(self, layers: LayerShards) -> PyTree:
+        """Parts of sums over the sharded axis, to those of the mean over all devices."""
+        wire = self.wire
+        total, structure = jax.tree.flatten(layers.shards, is_leaf=is_shard)
+        mean = [
+            guard.mark_aggregated(x.data, wire.axis_name) / wire.devices for x in total
+        ]
+        if wire.outer is not None:
+            mean = wire.everywhere(mean, (wire.outer,))
+        return structure.unflatten(
+            [x.like(data) for x, data in zip(total, mean, strict=True)]
+        )
 
     def _gather(self, shards: Sequence[Shard]) -> list[jax.Array]:
         """Whole arrays, in the dtype that computes."""

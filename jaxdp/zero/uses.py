@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from jaxdp.zero.flat import flattened
 
@@ -50,6 +50,7 @@ class Uses:
 
     Attributes:
         program: With its calls opened.
+        results: For each result of the original the value; None if it was left out.
         needed: For each operation, and at last for the results, the numbers of the
             arguments that it needs whole; none for what is derived.
         makers: The operation that makes each derived value.
@@ -59,6 +60,7 @@ class Uses:
     """
 
     program: ClosedJaxpr
+    results: tuple[Any, ...]
     needed: tuple[frozenset[int], ...]
     makers: dict[Any, Any]
     paced: tuple[int | None, ...]
@@ -80,7 +82,7 @@ class Uses:
         jaxpr = self.program.jaxpr
         makers = {v: i + 1 for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
         makers |= dict.fromkeys([*self.makers, *jaxpr.invars], self.end)
-        return [0 if isinstance(v, Literal) else makers[v] for v in jaxpr.outvars]
+        return [makers.get(v, 0) if isinstance(v, Var) else 0 for v in self.results]
 
     def crossing(self, first: int, position: int) -> list[Any]:
         """Values through which a later operation depends on earlier ones.
@@ -121,21 +123,29 @@ class Uses:
 
     def forward(self, loss: int | None) -> int:
         """How many operations the forward pass has, given the result that ends it."""
-        made = None if loss is None else self.program.jaxpr.outvars[loss]
+        made = None if loss is None else self.results[loss]
         for i, eqn in enumerate(self.program.jaxpr.eqns):
             if any(made is v for v in eqn.outvars):
                 return i + 1
         return self.end
 
 
-def uses(program: ClosedJaxpr, numbers: Collection[int]) -> Uses:
+def uses(
+    program: ClosedJaxpr,
+    numbers: Collection[int],
+    unneeded: Collection[int] = (),
+) -> Uses:
     """Reads a program.
 
     Args:
         program: Of `value_and_grad`.
         numbers: The arguments that are parameters.
+        unneeded: The results that are left out, and what only they need.
     """
-    program = flattened(program)
+    kept = [i not in unneeded for i in range(len(program.out_avals))]
+    program = flattened(program, kept)
+    outvars = iter(program.jaxpr.outvars)
+    results = tuple(next(outvars) if keep else None for keep in kept)
     known, needed, makers, paced = {}, [], {}, []
     for i, v in enumerate(program.jaxpr.invars):
         is_parameter = i in numbers
@@ -158,7 +168,7 @@ def uses(program: ClosedJaxpr, numbers: Collection[int]) -> Uses:
         known |= dict.fromkeys(eqn.outvars, result)
         paced.append(_paced(eqn, result))
     needed.append(_joined([origin(v) for v in program.jaxpr.outvars]).derived)
-    return Uses(program, tuple(needed), makers, tuple(paced))
+    return Uses(program, results, tuple(needed), makers, tuple(paced))
 
 
 def order_of_use(program: ClosedJaxpr, numbers: Sequence[int]) -> list[int]:
@@ -206,7 +216,8 @@ def _paced(eqn: Any, result: _Origin) -> int | None:
 
 def _is_inexact(atom: Any) -> bool:
     """Whether a value has numbers with a fraction."""
-    return jnp.issubdtype(getattr(atom.aval, "dtype", None), jnp.inexact)
+    dtype = getattr(atom.aval, "dtype", bool)
+    return jnp.issubdtype(dtype, jnp.inexact)
 
 
 def _size(atom: Any) -> int:
