@@ -43,6 +43,7 @@ MARK_ALIKE = {  # what is not averaged, and what to do if it differs
 }
 MARK_AGGREGATED = "jaxdp aggregated over "
 MARK_VALUE = "jaxdp value of one replica"
+MARK_CONSTANT = "jaxdp constant"
 SUMS = frozenset({"psum", "psum2", "psum_invariant", "reduce_scatter"})
 LOCAL = frozenset({"axis_index", "pcast", "pvary", "shard_map"})
 ALIKE = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather"})
@@ -107,6 +108,11 @@ def mark_values(tree: PyTree) -> PyTree:
     Parameters that it has updated alone, say: to sum those is no sum of gradients.
     """
     return jax.tree.map(lambda leaf: checkpoint_name(leaf, MARK_VALUE), tree)
+
+
+def mark_constant(leaf: jax.Array) -> jax.Array:
+    """Names what is the same number always, whatever it is computed from."""
+    return checkpoint_name(leaf, MARK_CONSTANT)
 
 
 def check_summed_once(
@@ -179,6 +185,8 @@ class _Reader:
             return [self._summed("an aggregation", facts[0])]
         if name == "name" and params["name"] == MARK_VALUE:
             return [Fact(varies=facts[0].varies)]
+        if name == "name" and params["name"] == MARK_CONSTANT:
+            return [Fact()]
         for mark_, remedy in MARK_ALIKE.items() if name == "name" else ():
             if params["name"].startswith(mark_):
                 named = params["name"].removeprefix(mark_)

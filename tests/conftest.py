@@ -11,7 +11,10 @@ import jax
 import pytest
 
 import jaxdp
+from tests import fast
 
+# Here and in processes that tests start.
+os.environ["XLA_FLAGS"] = f"{fast.FLAGS} {os.environ.get('XLA_FLAGS', '')}"
 # JAX refuses these once it has started; importing jaxdp must not start it.
 jax.config.update("jax_num_cpu_devices", 8)
 if "JAX_PLATFORMS" not in os.environ:
@@ -38,10 +41,15 @@ LONGEST = {
     *("experiments_staleness_test", "experiments_memory_test"),
     *("experiments_uneven_test", "replicated_adapters_test"),
 }
-# They compare numbers alone, of programs with many layers.
-LIGHT = {
-    *("experiments_amp_test", "experiments_ddp_test", "ddp_torch_test"),
-    *("replicated_torch_test", "server_torch_test", "torch_parity_test"),
+# Some of their programs are for accelerators, or they say themselves which are light.
+FULL = {
+    *("experiments_gpu_check_test", "experiments_gpu_test", "experiments_memory_test"),
+    *("experiments_overlap_delay_test", "experiments_scaling_test", "experiments_test"),
+    *("experiments_traffic_test", "prediction_test", "program_exact_test"),
+    *("program_memory_test", "program_timeline_test", "program_verdict_test"),
+    *("readme_test", "replicated_trace_test", "targets_compile_test"),
+    *("targets_quiet_test", "targets_retarget_test", "zero_gathering_test"),
+    *("zero_layers_test",),
 }
 
 
@@ -62,11 +70,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module", autouse=True)
 def _light_code(request):
-    """Compiles some modules' programs faster, and these then run slower."""
-    from tests.experiments_contract import light_code
-
-    light = request.path.stem in LIGHT
-    with light_code() if light else contextlib.nullcontext():
+    """LLVM does little with programs of most modules."""
+    full = request.path.stem in FULL
+    with contextlib.nullcontext() if full else fast.light_code():
         yield
 
 

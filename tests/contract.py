@@ -29,11 +29,16 @@ DESIGNS: dict[str, Callable[[int], jaxdp.Design]] = {
     "servers-worker": lambda devices: jaxdp.ParameterServer(
         servers=devices, update_on="worker"
     ),
+    "zero1": lambda devices: jaxdp.Zero(1),
+    "zero2": lambda devices: jaxdp.Zero(2, bucket_cap_mb=64 / 2**20),
+    "zero3": lambda devices: jaxdp.Zero(3, bucket_cap_mb=64 / 2**20),
 }
 over_designs = pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS.keys())
 
 # One of each kind, for what options cannot change.
-KINDS = {name: DESIGNS[name] for name in ("root-last", "ring", "native", "servers")}
+KINDS = {
+    name: DESIGNS[name] for name in ("root-last", "ring", "native", "servers", "zero3")
+}
 over_kinds = pytest.mark.parametrize("design", KINDS.values(), ids=KINDS.keys())
 
 # Those that run any optimizer, on whole trees.

@@ -49,6 +49,7 @@ from jaxdp.designs.zero_state import Working
 from jaxdp.loss import Mean
 from jaxdp.precision import Precision
 from jaxdp.trees import where
+from jaxdp.zero.gathering import IN_FLIGHT, after
 from jaxdp.zero.layers import LayerShards
 from jaxdp.zero.partition import on_shards
 from jaxdp.zero.program import ShardedProgram
@@ -252,17 +253,25 @@ class Zero(Compressible):
             return masters
         copies = like.copies if isinstance(like, Working) else like
         leaves, structure = jax.tree.flatten(copies)
-        shards = [
-            shard.like(shard.data.astype(leaf.dtype))
-            for shard, leaf in zip(
-                structure.flatten_up_to(masters), leaves, strict=True
-            )
-        ]
+        # Else XLA computes the update once more where rows are put together, from the
+        # old parameters, which it then has to copy.
+        shards = lax.optimization_barrier(
+            [
+                shard.like(shard.data.astype(leaf.dtype))
+                for shard, leaf in zip(
+                    structure.flatten_up_to(masters), leaves, strict=True
+                )
+            ]
+        )
+        done: list[jax.Array] = []
         with jax.named_scope("parameters"):
             for bucket in assign(leaves, self.bucket_cap_mb):
-                gathered = wire.gather([shards[i] for i in bucket])
+                waits = done[:-IN_FLIGHT][-1:]
+                given = after([shards[i] for i in bucket], waits)
+                gathered = lax.optimization_barrier(wire.gather(given))
                 for i, leaf in zip(bucket, gathered, strict=True):
                     leaves[i] = leaf
+                done += [leaves[i] for i in bucket if leaves[i].size][:1]
         copies = structure.unflatten(leaves)
         return Working(copies, masters) if isinstance(like, Working) else copies
 

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
 
+from jaxdp import guard
 from jaxdp.zero.flat import evaluate
 from jaxdp.zero.shards import Shard, is_shard
 from jaxdp.zero.uses import Uses, uses
@@ -168,10 +169,11 @@ class _Run:
                     self._run(position, self.jaxpr.eqns[position])
         for numbers in scatters.get(self.plan.uses.end, ()):
             self._scatter(numbers)
-        return [
-            self.scattered[i] if i in self.scattered else v and self._read(v)
-            for i, v in enumerate(self.plan.uses.results)
-        ]
+        found = dict.fromkeys(range(len(self.plan.uses.results)))
+        for i, v in enumerate(self.plan.uses.results):
+            if v is not None and i not in self.scattered:
+                found[i] = self._read(v)
+        return [*(found | self.scattered).values()]
 
     def _due(self, gathers: Sequence[Pair]) -> list[Pair]:
         """When each bucket is gathered: before the first use of an earlier one."""
@@ -180,11 +182,7 @@ class _Run:
 
     def _gather(self, numbers: Sequence[int]) -> None:
         """Gathers shards, not before what was computed and scattered last."""
-        shards = [self.shards[i] for i in numbers]
-        waits = self.pace + self._landed()
-        if waits:
-            early = never(waits)
-            shards = [s.like(jnp.where(early, 0, s.data)) for s in shards]
+        shards = after([self.shards[i] for i in numbers], self.pace + self._landed())
         for i, array in zip(numbers, self.gather(shards), strict=True):
             self.whole[self.jaxpr.invars[i]] = array
 
@@ -233,11 +231,19 @@ class _Run:
         return self.whole[atom]
 
 
+def after(shards: Sequence[Shard], values: Sequence[jax.Array]) -> list[Shard]:
+    """Shards, but not before values exist."""
+    if not values:
+        return [*shards]
+    early = never(values)
+    return [shard.like(jnp.where(early, 0, shard.data)) for shard in shards]
+
+
 def never(values: Sequence[jax.Array]) -> jax.Array:
     """`[]`, False: whether the first number of any array is above infinity."""
     firsts = [lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(()) for x in values]
     above = [jnp.real(x).astype(jnp.float32) > jnp.inf for x in firsts]
-    return functools.reduce(jnp.logical_or, above)
+    return guard.mark_constant(functools.reduce(jnp.logical_or, above))
 
 
 def _by_position(pairs: Sequence[Pair]) -> dict[int, list[tuple[int, ...]]]:

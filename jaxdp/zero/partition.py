@@ -31,7 +31,6 @@ from jaxdp.zero.shards import is_shard
 
 PyTree = Any
 SHOWING = frozenset({"debug_callback", "debug_print"})  # every device may, harmlessly
-PLACING = frozenset({"shard_map", "sharding_constraint", "reshard"})
 
 
 def on_shards(
@@ -90,7 +89,7 @@ def unpartitionable(function: Callable[..., PyTree], *shapes: PyTree) -> str | N
     for eqn in _operations(program):
         name = eqn.primitive.name
         operands = ", ".join(v.aval.str_short() for v in eqn.invars) or "nothing"
-        if name in PLACING or "collective" in eqn.params or _axes(eqn.params):
+        if name == "shard_map" or "collective" in eqn.params or _axes(eqn.params):
             return f"its {name} of {operands} uses the devices of a mesh"
         if eqn.effects and name not in SHOWING and not jaxprs.inner(eqn):
             return f"its {name} of {operands} would act once on every device"

@@ -59,6 +59,12 @@ def in_order(eqn: Any, values: Sequence[Value]) -> list[Value] | None:
     return [values[0].reshaped(eqn.outvars[0].aval.shape)]
 
 
+def passed(eqn: Any, values: Sequence[Value]) -> list[Value]:
+    """The operands: inside `shard_map` there is nowhere else for them to be."""
+    del eqn
+    return list(values)
+
+
 def broadcast(eqn: Any, values: Sequence[Value]) -> list[Value] | None:
     """One element for all stays one."""
     value, shape = values[0], eqn.outvars[0].aval.shape
@@ -126,7 +132,7 @@ RULES: dict[str, Rule] = {
     "reshape": lambda eqn, values: (
         in_order(eqn, values) if eqn.params["dimensions"] is None else None
     ),
-    "optimization_barrier": lambda eqn, values: list(values),
+    **dict.fromkeys(("optimization_barrier", "reshard"), passed),
     "broadcast_in_dim": broadcast,
     "dot_general": dot_product,
     "transpose": transpose,

@@ -92,14 +92,12 @@ class ShardedProgram(GradientProgram):
         shapes = [program.out_avals[i] for i, _ in whole]
         together = self.design.assign(shapes, [at for _, at in whole])
         buckets = [tuple(whole[i][0] for i in bucket) for bucket in together]
-        scopes = {
-            b: scope
-            for (scope, _), b in zip(scoped(together, shapes), buckets, strict=True)
-        }
+        named = zip(scoped(together, shapes), buckets, strict=True)
+        scopes = {bucket: scope for (scope, _), bucket in named}
 
         def scatter(numbers, leaves):
             with jax.named_scope("exchange"), scopes[tuple(numbers)]:
-                finished = [*map(leaving.finished, numbers, leaves)]
+                finished = list(map(leaving.finished, numbers, leaves))
                 return self.wire.reduce_scatter(finished)
 
         return buckets, scatter
