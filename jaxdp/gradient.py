@@ -32,6 +32,10 @@ class GradientProgram:
 
     reduces: bool = False
 
+    def unreduced(self) -> "GradientProgram":
+        """The same, but gradients leave it whole, as this device's."""
+        return self
+
     def traced(self, params: PyTree) -> PyTree:
         """What the loss is traced with: arrays, or their shapes.
 

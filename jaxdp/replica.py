@@ -13,6 +13,7 @@ from jaxdp.collectives import broadcast
 from jaxdp.contribution import Inputs, LocalLoss
 from jaxdp.designs.base import AxisName, Design
 from jaxdp.designs.update import Update
+from jaxdp.gradient import GradientProgram
 from jaxdp.loss import Contribution, Mean
 from jaxdp.precision import next_loss_scale
 from jaxdp.state import TrainState
@@ -38,7 +39,7 @@ class Replica(NamedTuple):
         """One optimizer update, from this device's rows."""
         given = self._inputs(state, batch)
         with jax.named_scope("loss"):
-            contribution, model_state = self._contribution(given)
+            contribution, model_state = self._contribution(given, self._through())
         scaled = given.scale is not None
         update = Update(self.optimizer, given.model_state, state.step, scaled)
         with jax.named_scope("exchange"):
@@ -70,8 +71,9 @@ class Replica(NamedTuple):
         return dataclasses.replace(state, params=params, opt_state=opt_state)
 
     def contribution(self, state: TrainState, batch: PyTree) -> Contribution:
-        """What this device adds to a step."""
-        return self._contribution(self._inputs(state, batch))[0]
+        """What this device adds to a step, with gradients that are whole."""
+        through = self._through().unreduced()
+        return self._contribution(self._inputs(state, batch), through)[0]
 
     def total(self, state: TrainState, batch: PyTree) -> Any:
         """What this device's loss adds up to, in its first micro-batch; to be traced.
@@ -80,10 +82,9 @@ class Replica(NamedTuple):
         """
         given = self._inputs(state, batch)
         first = jax.tree.map(lambda x: x[0], self.loss.slices(given.batch))
-        through = self.design.program(self.axis_name, self.loss.precision)
         params = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype) if _is_shape(x) else x,
-            through.traced(given.params),
+            self._through().traced(given.params),
         )
         return self.loss(given._replace(params=params, batch=first))[0]
 
@@ -102,13 +103,18 @@ class Replica(NamedTuple):
         params = self.design.local_params(state.params, self.axis_name)
         return Inputs(params, batch, rng, model_state, scale)
 
-    def _contribution(self, given: Inputs) -> tuple[Contribution, PyTree]:
+    def _through(self) -> GradientProgram:
+        """How the program of the gradient is run."""
+        return self.design.program(self.axis_name, self.loss.precision)
+
+    def _contribution(
+        self, given: Inputs, through: GradientProgram
+    ) -> tuple[Contribution, PyTree]:
         """What this device adds to the step; zeros if it only serves."""
         shapes = self.design.local_shapes(given.params)
         needed = [True] * len(jax.tree.leaves(shapes))
         if self.design.prunes:
             needed = read_gradients(self.optimizer, shapes)
-        through = self.design.program(self.axis_name, self.loss.precision)
 
         def compute():
             return self.loss.contribution(given, needed, through)

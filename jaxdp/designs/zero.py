@@ -99,6 +99,11 @@ class Zero(Compressible):
         """Stage 1 keeps all gradients until the backward pass is done."""
         return self.stage > 1
 
+    @property
+    def _reduces(self) -> bool:
+        """Whether gradients are reduced where they appear, and not in `exchange`."""
+        return self.stage > 1 and self.compression is None
+
     def check(self, devices):
         """Checks the options."""
         super().check(devices)
@@ -117,7 +122,8 @@ class Zero(Compressible):
         leaves, ready = jax.tree.leaves(contribution), contribution.ready
         rest = self.assign(leaves[count:], ready[count:])
         gradients = self.assign(leaves[:count], ready[:count])
-        return [[count + i for i in bucket] for bucket in rest] + gradients
+        rest = [[count + i for i in bucket] for bucket in rest]
+        return gradients + rest if self._reduces else rest + gradients
 
     def init_params(self, params, sizes, precision):
         """Whole in stages 1 and 2, perhaps with masters in parts; parts in stage 3."""
@@ -166,8 +172,7 @@ class Zero(Compressible):
     def program(self, axis_name, precision):
         """Gathers parameters and reduces gradients inside the gradient's program."""
         wire = Wire.over(axis_name, self.algorithm)
-        reduces = self.stage > 1 and self.compression is None
-        return ShardedProgram(self, wire, precision, reduces)
+        return ShardedProgram(self, wire, precision, self._reduces)
 
     def init_opt_state(self, optimizer, params, sizes):
         """The optimizer state, those leaves in parts that are like a parameter."""

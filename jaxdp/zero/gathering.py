@@ -183,7 +183,8 @@ class _Run:
     def _gather(self, numbers: Sequence[int]) -> None:
         """Gathers shards, not before what was computed and scattered last."""
         shards = after([self.shards[i] for i in numbers], self.pace + self._landed())
-        for i, array in zip(numbers, self.gather(shards), strict=True):
+        arrays = lax.optimization_barrier(self.gather(shards))
+        for i, array in zip(numbers, arrays, strict=True):
             self.whole[self.jaxpr.invars[i]] = array
 
     def _scatter(self, numbers: Sequence[int]) -> None:

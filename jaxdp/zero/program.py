@@ -38,6 +38,10 @@ class ShardedProgram(GradientProgram):
     precision: Precision | None
     reduces: bool = False
 
+    def unreduced(self):
+        """Of one device alone, to tell what there is to be reduced."""
+        return dataclasses.replace(self, reduces=False)
+
     def traced(self, params):
         """Shapes of whole arrays; stacked layers stay in parts."""
 
@@ -103,7 +107,7 @@ class ShardedProgram(GradientProgram):
         return buckets, scatter
 
     def _mean_of(self, layers: LayerShards) -> PyTree:
-        """Parts of sums over the sharded axis, to those of the mean over all devices."""
+        """Parts of sums over the sharded axis, as those of the mean over all."""
         wire = self.wire
         total, structure = jax.tree.flatten(layers.shards, is_leaf=is_shard)
         mean = [
@@ -117,7 +121,8 @@ class ShardedProgram(GradientProgram):
 
     def _gather(self, shards: Sequence[Shard]) -> list[jax.Array]:
         """Whole arrays, in the dtype that computes."""
-        return self.wire.gather(self._cast([*shards]))
+        with jax.named_scope("gathered"):
+            return self.wire.gather(self._cast([*shards]))
 
     def _cast(self, tree: PyTree) -> PyTree:
         """In the dtype that computes."""

@@ -9,6 +9,7 @@ traces a step:
     loss, backward     gradients, if of a parameter's size or read by the exchange;
                        activations otherwise
     exchange           buckets: what is packed, in flight, or back and not yet used
+    gathered           parameters, that were in parts and are whole for some time
     update             update: the optimizer's intermediate results
 
 "other" is the rest: counters, what the step returns beside the state, values that come
@@ -160,6 +161,8 @@ def _kind_of(value: Value, params: list[tuple[int, ...]]) -> str:
         scopes = set(op_name.split("/"))
         if op_name.startswith(("state.", "batch")):  # a copy, in another layout
             return _kind_of_argument(op_name.replace("\\'", "'"))
+        if "gathered" in scopes:
+            return "parameters"
         if "update" in scopes:
             return "update"
         if "exchange" in scopes:

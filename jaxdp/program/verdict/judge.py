@@ -151,8 +151,9 @@ def _allowed(design: Design) -> Collection[str]:
 def _contents(
     report: "ProgramReport", trainer: Trainer, state: TrainState, batch: PyTree
 ) -> tuple[Bucket, ...]:
-    """The buckets of a step; none where parameters differ between devices."""
-    if trainer.specs[0].params != P() or report.devices % trainer.mesh.size:
+    """The buckets of a step; none where every device has parameters of its own."""
+    alike = trainer.specs[0].params == P() or trainer.replica.design.in_parts("params")
+    if not alike or report.devices % trainer.mesh.size:
         return ()
     return tuple(trainer.buckets(*trainer.shapes(state, batch)))
 
