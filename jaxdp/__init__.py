@@ -48,3 +48,4 @@ from jaxdp.synchronization import synchronize_gradients as synchronize_gradients
 from jaxdp.targets import compile_for as compile_for
 from jaxdp.training import TrainState as TrainState
 from jaxdp.training import data_parallel as data_parallel
+from jaxdp.zero.layers import scan_layers as scan_layers

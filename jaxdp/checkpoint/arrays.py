@@ -81,7 +81,8 @@ def checksum(array: np.ndarray) -> int:
     """CRC-32 of the elements in order; without the lock of Python."""
     if not array.size:
         return 0
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return zlib.crc32(flat.view(np.uint8).data)
 
 
 @contextlib.contextmanager

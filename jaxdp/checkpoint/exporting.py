@@ -7,7 +7,9 @@ A safetensors file is eight bytes that say how long its header is, the header in
 import json
 import os
 import pathlib
+import zipfile
 from collections.abc import Mapping
+from typing import BinaryIO
 
 import numpy as np
 
@@ -109,7 +111,7 @@ def export(
     beside = target.with_name(f"{folders.UNFINISHED}{target.name}")
     with beside.open("wb") as file:
         if target.suffix == ".npz":
-            np.savez(file, **values)
+            _write_npz(file, values)
         else:
             file.write(_header(values))
             for array in values.values():
@@ -134,6 +136,14 @@ def _check_dtypes(target: pathlib.Path, values: Mapping[str, np.ndarray]) -> Non
             f"export got {', '.join(unknown)} for {target.name}. {target.suffix} files "
             f"have no such dtype. Use {other}, or cast with jaxdp.checkpoint.load."
         )
+
+
+def _write_npz(file: BinaryIO, values: Mapping[str, np.ndarray]) -> None:
+    """As `numpy.savez` does, which cannot take an array called `file`."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in values.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asarray(array))
 
 
 def _header(values: Mapping[str, np.ndarray]) -> bytes:

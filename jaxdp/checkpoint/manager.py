@@ -1,5 +1,7 @@
 """Saving while training goes on, and restoring the newest that is whole."""
 
+import errno
+import os
 import pathlib
 import threading
 import time
@@ -233,7 +235,7 @@ class Checkpoints:
             values = content_of(whole(captured), trainer).names()
             size = sum(map(size_of, values.values()))
             if size > folders.free_bytes(self.folder):
-                raise OSError("the disk is too full")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             with folders.placed(self.folder, step) as folder:
                 sums = arrays.write(folder / folders.ARRAYS, values)
                 facts |= {"arrays": manifest.made_of(values, sums)}

@@ -89,7 +89,8 @@ class LocalSGD(Bucketed):
     def portable(self, params, opt_state):
         """Means over the replicas; what each has of its own is carried."""
         own = (params, opt_state)
-        return Portable(*jax.tree.map(averaged, own), {"replicas": own})
+        mean, mean_state = jax.tree.map(averaged, own)
+        return Portable(mean, mean_state, {"replicas": own})
 
     def kept(self, portable, params, opt_state):
         """What replicas had; on another number of devices all start from the mean."""

@@ -53,7 +53,7 @@ from jaxdp.zero.gathering import IN_FLIGHT, after
 from jaxdp.zero.layers import LayerShards
 from jaxdp.zero.partition import on_shards
 from jaxdp.zero.program import ShardedProgram
-from jaxdp.zero.shards import Shard, cut, is_real, is_shard, own
+from jaxdp.zero.shards import Shard, cut, is_shard, own
 from jaxdp.zero.wire import Wire
 
 
@@ -117,12 +117,18 @@ class Zero(Compressible):
         zero_checks.check_optimizer(optimizer, params, sizes[-1])
 
     def buckets(self, contribution):
-        """Gradients travel apart from all else."""
-        count = len(jax.tree.leaves(contribution.gradients))
+        """Gradients travel apart from all else; those of stacked layers in a scan."""
         leaves, ready = jax.tree.leaves(contribution), contribution.ready
-        rest = self.assign(leaves[count:], ready[count:])
-        gradients = self.assign(leaves[:count], ready[:count])
-        rest = [[count + i for i in bucket] for bucket in rest]
+        found = jax.tree.leaves(contribution.gradients, is_leaf=is_shard)
+
+        def among(numbers):
+            buckets = self.assign(
+                [leaves[i] for i in numbers], [ready[i] for i in numbers]
+            )
+            return [[numbers[i] for i in bucket] for bucket in buckets]
+
+        gradients = among([i for i, leaf in enumerate(found) if not is_shard(leaf)])
+        rest = among(range(len(found), len(leaves)))
         return gradients + rest if self._reduces else rest + gradients
 
     def init_params(self, params, sizes, precision):
@@ -221,7 +227,6 @@ class Zero(Compressible):
             agree=functools.partial(_first, wire.axis_name),
             optimized=functools.partial(_optimized, wire.axis_name, update),
         )
-        new = jax.tree.map(lambda x: _clean(x, wire.rank), new, is_leaf=is_shard)
         state = zero_state.divided(state)
         if compressed is not None:
             if results.nonfinite is not None:  # a skipped step has sent nothing
@@ -325,8 +330,7 @@ def _in_parts(leaf: Any) -> bool:
 
 def _optimized(axis_name: str, update: Update, *given: PyTree) -> Any:
     """The optimizer, run on parts."""
-    sharded = jax.tree.map(is_shard, given[1:], is_leaf=is_shard)
-    return on_shards(update.optimized, given, sharded, axis_name)
+    return on_shards(update.optimized, given, given[1:], axis_name)
 
 
 def _first(axis_name: str, nonfinite: jax.Array) -> jax.Array:
@@ -334,11 +338,3 @@ def _first(axis_name: str, nonfinite: jax.Array) -> jax.Array:
     none = jnp.iinfo(jnp.int32).max
     number = lax.pmin(jnp.where(nonfinite < 0, none, nonfinite), axis_name)
     return jnp.where(number == none, -1, number)
-
-
-def _clean(shard: Shard, rank: jax.Array) -> Shard:
-    """With zeros for padding, where an optimizer may have divided zero by zero."""
-    real = is_real(shard, rank)
-    if real is None:
-        return shard
-    return shard.like(jnp.where(real, shard.data, 0))
