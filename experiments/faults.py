@@ -6,7 +6,7 @@ Hardware:  any, on CPUs. The full disk and the cut link need root on Linux, and 
 Runtime:   about 5 minutes on two cores, of which JAX starts in 4.
 
 A small network learns the digits with Adam and noise on the images, in 2 processes that
-`python -m jaxdp.launch` starts. Every 10 steps Orbax saves parameters, moments, the
+`python -m jaxdp.launch` starts. Every 10 steps `jaxdp.checkpoint` saves the state, the
 position in the data and the state of the noise. First without faults. Then again, while
 processes are killed: at random, in steps, in saves and at start-up; the launcher starts
 all again and each time the training goes on from the last complete checkpoint. Then a

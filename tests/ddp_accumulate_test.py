@@ -45,7 +45,7 @@ def test_equals_one_device(design, accumulate):
             params,
         )
         np.testing.assert_allclose(metrics["loss"], loss, rtol=0, atol=BOUND)
-    assert_replicas_bit_equal(state.params)
+    assert_replicas_bit_equal(train.params(state))
 
 
 def test_there_is_one_exchange_after_the_last_micro_batch():

@@ -150,9 +150,9 @@ def test_schedules_advance_once_a_step(design):
     state = train.init(np.float32(0))
     moved = []
     for _ in range(3):
-        before = float(state.params)
+        before = float(train.params(state))
         state, _ = train.step(state, ONE_TO_8)
-        moved.append(float(state.params) - before)
+        moved.append(float(train.params(state)) - before)
         if len(moved) == 2:
             count = np.asarray(jax.tree.leaves(state.opt_state)[0])
     # Only the entries of root and servers count; the others are stale copies.

@@ -20,12 +20,6 @@ from tests import experiments_contract as contract
 NONE = runs.UNCOMPRESSED
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _light_code():
-    with contract.light_code():
-        yield
-
-
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """A tiny run."""

@@ -1,11 +1,9 @@
 """What every experiment writes, wherever in the tests it runs in tiny form."""
 
-import contextlib
 import importlib
 import json
 import pathlib
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -13,6 +11,7 @@ import pytest
 
 from experiments.harness import command, devices, registry
 from experiments.harness.result import Document, Result
+from tests.fast import light_code as light_code
 
 # They run in their own tests, `experiments_NAME_test.py`, which look at more.
 ELSEWHERE = ("compression", "memory", "staleness", "uneven")
@@ -42,20 +41,6 @@ def run(name: str, output: pathlib.Path, *options: str) -> Ran:
             assert command.run(module, given) == 0
     folder = output / name
     return Ran(found[0], folder, json.loads((folder / "result.json").read_text()))
-
-
-@contextlib.contextmanager
-def light_code() -> Iterator[None]:
-    """LLVM does little with large programs, which XLA optimizes as ever.
-
-    Instructions, their memory and their results stay the same; a network with many
-    layers compiles in two thirds of the time.
-    """
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
 
 
 def check(ran: Ran, claims: dict[str, str]) -> None:

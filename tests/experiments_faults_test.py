@@ -5,10 +5,11 @@ import json
 import pathlib
 import subprocess
 
-import jax
 import numpy as np
+import optax
 import pytest
 
+import jaxdp
 from experiments import faults
 from experiments.parts import faults_figures as figures
 from experiments.parts import faults_kills as kills
@@ -17,6 +18,7 @@ from experiments.parts import faults_training as training
 from experiments.parts.faults_kills import SAVE, START, STEP, Done, Kill
 from experiments.parts.faults_launch import Failure, Launch, Message
 from experiments.parts.faults_process import STARTED
+from jaxdp.checkpoint import Checkpoints, CheckpointWarning
 from tests.helpers import assert_bit_equal
 
 
@@ -216,18 +218,24 @@ def test_batches_go_on_where_they_stood():
 
 def test_a_checkpoint_holds_the_whole_state(tmp_path):
     feed, other = training.Feed(digits(), 6), training.Feed(digits(), 6)
-    take(feed, 2)
-    key = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    state = jax.device_put({"w": np.arange(3.0, dtype=np.float32)}, key)
-    empty = jax.device_put({"w": np.zeros(3, np.float32)}, key)
-    checkpoints = training.Checkpoints(tmp_path / "checkpoints")
-    assert checkpoints.restore(empty, other) == (0, empty)
-    checkpoints.save(2, state, feed)
-    step, restored = checkpoints.restore(empty, other)
-    assert step == 2 and other.state() == feed.state()
+    train = jaxdp.data_parallel(
+        training.loss_fn, optax.adam(0.1), jaxdp.data_mesh(1), jaxdp.RingAllReduce()
+    )
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    step, first = training.resumed(checkpoints, train, other)
+    assert step == 0 and other.state() == training.Feed(digits(), 6).state()
+    digest = training.digest(first)
+    (batch,) = take(feed, 1)
+    state, _ = train.step(first, batch)
+    checkpoints.save(train, state, feed.state())
+    checkpoints.wait()
+    (tmp_path / "checkpoints" / "tmp-00000002").mkdir()
+    with pytest.warns(CheckpointWarning, match="tmp-00000002"):
+        step, restored = training.resumed(checkpoints, train, other)
+    assert step == 1 and other.state() == feed.state()
     assert_bit_equal(restored, state)
-    assert training.digest(restored) == training.digest(state)
-    assert training.digest(state) != training.digest(empty)
+    assert training.digest(restored) == training.digest(state) != digest
+    assert not (tmp_path / "checkpoints" / "tmp-00000002").exists()
 
 
 @pytest.mark.skipif(bool(others.no_small_disk()), reason="no small disk here")

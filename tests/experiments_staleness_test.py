@@ -41,8 +41,7 @@ SETTING = Setting(
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """A tiny run."""
-    with contract.light_code():
-        return contract.run("staleness", tmp_path_factory.mktemp("results"))
+    return contract.run("staleness", tmp_path_factory.mktemp("results"))
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from experiments.parts import ownership
 from jaxdp import algorithms
 from jaxdp.schedule import holdings
 from tests import experiments_contract as contract
+from tests import fast
 
 NAMES = [
     *("amp", "bandwidth", "compare", "compression", "ddp", "dp", "errors", "faults"),
@@ -78,7 +79,7 @@ def run_tiny(tmp_path_factory):
         if name == "bandwidth" and network.missing():
             pytest.skip(network.missing())
         for_others = name in ("gpu", "overlap_delay", "scaling", "traffic")
-        with contextlib.nullcontext() if for_others else contract.light_code():
+        with contextlib.nullcontext() if for_others else fast.light_code():
             ran = contract.run(name, output)
         return ran.folder, ran.document
 

@@ -20,8 +20,7 @@ from tests import experiments_contract as contract
 def ran(tmp_path_factory):
     """A tiny run, on 4 and 2 devices."""
     options = "--devices", "4", "--batch-size", "16"
-    with contract.light_code():
-        return contract.run("uneven", tmp_path_factory.mktemp("results"), *options)
+    return contract.run("uneven", tmp_path_factory.mktemp("results"), *options)
 
 
 @pytest.fixture(scope="module")

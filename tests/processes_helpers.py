@@ -16,17 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxdp.launch.environment import LOOPBACK, free_port
+from tests import fast
 
 ROOT = pathlib.Path(__file__).parent.parent
 TIMEOUT_S = 240.0
-# Most of the time would go into optimizing tiny programs.
-FAST = "--xla_backend_optimization_level=0"
-if jax.__version_info__ < (0, 11):  # later ones refuse it
-    FAST += " --xla_cpu_use_fusion_emitters=false"
 Results = list[dict[str, Any]]  # by rank
 
 
@@ -117,7 +113,7 @@ def environments(processes: int, devices: int) -> list[dict[str, str]]:
     common = {
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
-        "XLA_FLAGS": FAST,
+        "XLA_FLAGS": fast.LIGHT_FLAGS,
         "PYTHONFAULTHANDLER": "1",
     }
     if processes == 1:

@@ -1,16 +1,17 @@
 """The training that faults befall: python -m experiments.parts.faults_training FOLDER.
 
 Digits, a small network, Adam, noise on the images. A checkpoint holds all that the next
-step depends on: parameters and moments as arrays; the position in the data and the
-state of the noise as JSON, the same for all processes. Rank 0 (of the processes) writes
-every loss as an exact hexadecimal number. Nothing here knows of faults: it saves, and
-it starts from the last complete checkpoint.
+step depends on: the state, and as its `data` the position in the data and the state of
+the noise, the same for all processes. Rank 0 (of the processes) writes every loss as an
+exact hexadecimal number. Nothing here knows of faults: it saves, and it starts from the
+last complete checkpoint.
 """
 
 import hashlib
 import json
 import os
 import pathlib
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -20,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 
 import jaxdp
+from jaxdp.checkpoint import Checkpoints
 
 PyTree = Any
 LOSSES = "losses.jsonl"
@@ -104,38 +105,19 @@ class Feed:
         self._random.bit_generator.state = state["random"]
 
 
-class Checkpoints:
-    """Orbax's, complete or not there at all."""
+def resumed(checkpoints: Checkpoints, train: Any, feed: Feed) -> tuple[int, Any]:
+    """The newest checkpoint that is whole, or the start; `feed` goes to its position.
 
-    def __init__(self, folder: pathlib.Path):
-        """Removes what is left of a save that was interrupted."""
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=2, enable_async_checkpointing=False
-        )
-        self._manager = ocp.CheckpointManager(folder, options=options)
-
-    def save(self, step: int, state: PyTree, feed: Feed) -> None:
-        """Saves everything that the next step depends on."""
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state), feed=ocp.args.JsonSave(feed.state())
-            ),
-        )
-
-    def restore(self, state: PyTree, feed: Feed) -> tuple[int, PyTree]:
-        """The last complete checkpoint, or step 0; `feed` goes to its position."""
-        step = self._manager.latest_step()
-        if step is None:
-            return 0, state
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(state), feed=ocp.args.JsonRestore()
-            ),
-        )
-        feed.restore(restored["feed"])
-        return step, restored["state"]
+    What a save that was killed has left is removed, so that the next one can be seen.
+    """
+    state = train.init(first_params())
+    if found := checkpoints.restore(train, state):
+        state = found.state
+        feed.restore(found.data)
+    if jaxdp.process_zero():
+        for left in checkpoints.folder.glob("tmp-*"):
+            shutil.rmtree(left, ignore_errors=True)
+    return int(state.step), state
 
 
 def main(folder: pathlib.Path) -> None:
@@ -146,8 +128,8 @@ def main(folder: pathlib.Path) -> None:
         loss_fn, optax.adam(1e-2), jaxdp.data_mesh(), jaxdp.RingAllReduce()
     )
     feed = Feed(dict(np.load(folder / "digits.npz")), options.batch_size)
-    checkpoints = Checkpoints(pathlib.Path(options.checkpoints))
-    step, state = checkpoints.restore(train.init(first_params()), feed)
+    checkpoints = Checkpoints(options.checkpoints, keep=2)
+    step, state = resumed(checkpoints, train, feed)
     with (folder / LOSSES).open("a") as log:
         for batch in feed:
             if step == options.steps:
@@ -161,7 +143,8 @@ def main(folder: pathlib.Path) -> None:
             else:
                 jax.block_until_ready(metrics)
             if step % options.save_every == 0:
-                checkpoints.save(step, state, feed)
+                checkpoints.save(train, state, feed.state())
+                checkpoints.wait()  # so that a kill can be in a save
             time.sleep(options.pause_s)
     (folder / f"final.{jax.process_index()}").write_text(digest(state))
 

@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests import fast
 from tests.torch_reference import files, problem
 
 ROOT = Path(__file__).parents[2]
@@ -82,10 +83,8 @@ def _jax_environment(dtype: str) -> dict[str, str]:
         "JAX_ENABLE_X64": str(int(dtype == "float64")),
         "JAX_NUM_CPU_DEVICES": str(problem.MAX_WORLD_SIZE),
         "JAX_PLATFORMS": "cpu",
-        # Most of the time would go into optimizing tiny programs. (A device count
-        # forced in here would contradict the one above.)
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 "
-        "--xla_cpu_use_fusion_emitters=false",
+        # (A device count forced in here would contradict the one above.)
+        "XLA_FLAGS": fast.LIGHT_FLAGS,
     }
 
 
