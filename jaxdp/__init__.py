@@ -2,6 +2,7 @@
 
 from jaxdp import aggregation as aggregation
 from jaxdp import asynchronous as asynchronous
+from jaxdp import checkpoint as checkpoint
 from jaxdp import compression as compression
 from jaxdp import processes as processes
 from jaxdp import replicated as replicated

@@ -48,9 +48,20 @@ def test_code_of_the_page_about_programs_runs(capsys, tmp_path, monkeypatch):
     ]
 
 
-def test_code_of_the_readme_runs(capsys):
-    training, collectives, analysis, port, ddp, elsewhere, servers, clock = code_of(
-        README
+def test_code_of_the_page_about_zero_runs(capsys):
+    names = {}
+    for block in code_of(README.parent / "docs" / "zero.md"):
+        exec(block, names)
+    printed = capsys.readouterr().out
+    assert "params['last'], params['blocks']['b']" in printed
+    assert "opt_state.shards" in printed
+    assert printed.endswith("bfloat16\n")
+
+
+def test_code_of_the_readme_runs(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    training, collectives, analysis, port, ddp, parts, elsewhere, servers, clock = (
+        code_of(README)
     )
     names = {}
     exec(training, names)
@@ -67,6 +78,8 @@ def test_code_of_the_readme_runs(capsys):
     assert "2 replicate" in capsys.readouterr().out
     exec(ddp, names)
     assert "loss.total" in capsys.readouterr().out
+    exec(parts, names)
+    assert int(names["state"].step) == 1
     if not targets.missing("h100") or "CI" in os.environ:
         exec(elsewhere, names)
         assert "one step on H100" in capsys.readouterr().out

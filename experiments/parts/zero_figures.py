@@ -1,7 +1,7 @@
 """Figures of stages: what a device holds, by kind and against N, and losses."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments.harness import plots
 from experiments.harness.result import Rows
@@ -113,7 +113,7 @@ def losses(title: str, history: lockstep.History, apart: Rows) -> "Figure":
     figure, axes = plots.plot(title, "step", "loss", note)
     for width, (stage, name) in zip(WIDTHS, training.NAMES.items(), strict=True):
         values = history.losses[name]
-        style = {"color": LINES[stage][0], "solid_capstyle": "round"}
+        style: Any = {"color": LINES[stage][0], "solid_capstyle": "round"}
         axes.plot(range(1, len(values) + 1), values, label=name, lw=width, **style)
     axes.set_ylim(bottom=-0.08)  # room for the widest line at 0
     axes.legend(frameon=False)

@@ -112,7 +112,7 @@ def not_again(params: Any) -> tuple[int, ...]:
 
 def by_kind(stage: int, held: Holdings, params: Any) -> dict[str, int]:
     """Bytes by kind, of `KINDS`."""
-    found = dict.fromkeys(KINDS, 0)
+    found: dict[str, int] = dict.fromkeys(KINDS, 0)
     dims = {_dims(leaf.shape) for leaf in jax.tree.leaves(params)}
     for kind, part in held.parts.items():
         for name, nbytes in part.leaves:
