@@ -95,7 +95,7 @@ def test_cases_differ():
     assert len(EXACT) + len(ROUNDED) == len(CASES) + len(EDGES)
     assert {type(case.design).__name__ for case in CASES.values()} == {
         *("AllReduce", "GatherToRoot", "LocalSGD", "NativeAllReduce"),
-        *("ParameterServer", "RingAllReduce"),
+        *("ParameterServer", "RingAllReduce", "Zero"),
     }
 
 

@@ -146,6 +146,12 @@ CASES = {
     "int8": compressed(compression.Int8()),
     "topk": compressed(compression.TopK(0.25)),
     "powersgd": compressed(compression.PowerSGD(1)),
+    "zero-1-accumulated": Case(design=jaxdp.Zero(1, **CAP), options={"accumulate": 2}),
+    "zero-2-bf16": Case(
+        design=jaxdp.Zero(2, **CAP), options={"precision": jaxdp.Precision("bf16")}
+    ),
+    "zero-3": Case(design=jaxdp.Zero(3, **CAP)),
+    "zero-3-hybrid": Case(design=jaxdp.Zero(3), shape=(2, 2)),
     "local": Case(design=jaxdp.LocalSGD(3, start_step=1)),
     "servers": Case(design=jaxdp.ParameterServer(servers=2)),
     "servers-worker": Case(design=jaxdp.ParameterServer(servers=4, update_on="worker")),
@@ -165,6 +171,7 @@ EDGES = (
     *("root-last-accumulated", "ring-buckets", "ring-padded", "doubling"),
     *("native-buckets", "state-per-replica", "powersgd", "local"),
     *("server-dedicated", "servers-dedicated", "servers-sliding"),
+    *("zero-3", "zero-3-hybrid"),
 )
 
 

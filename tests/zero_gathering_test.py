@@ -498,3 +498,36 @@ def test_what_only_unneeded_results_need_is_not_computed():
     found = jax.make_jaxpr(run)(*arguments)
     products = [e for e in found.jaxpr.eqns if e.primitive.name == "dot_general"]
     assert len(products) == 4 + 1  # one of the last layer's two backward
+
+
+@pytest.mark.parametrize("cast", [np.float32, np.int32], ids=["floats", "integers"])
+def test_each_micro_batch_gathers_for_itself(cast):
+    """XLA would take gathers that depend on no batch out of the loop."""
+    params = layers(3)
+    x = np.arange(2 * 4 * W).reshape(2, 4, W).astype(cast)
+
+    def loss_fn(params, x):
+        return mlp(params, x.astype(jnp.float32))
+
+    def body(shards, x):
+        program = program_of(loss_fn, params, (x[0],))
+        buckets = grouped([*range(6)])
+
+        def micro(total, x):
+            arguments = [*jax.tree.leaves(shards, is_leaf=is_shard), x]
+            found = run_gathered(program, arguments, buckets, 0, native_gather)
+            return jax.tree.map(jnp.add, total, found), None
+
+        zeros = [jnp.zeros(a.shape, a.dtype) for a in program.out_avals]
+        return [x[None] for x in lax.scan(micro, zeros, x)[0]]
+
+    run = jax.shard_map(
+        body,
+        mesh=jaxdp.data_mesh(2),
+        in_specs=(P("data"), P(None, "data")),
+        out_specs=P("data"),
+        check_vma=False,
+    )
+    shards = jax.tree.map(lambda p: cut(p, 2), params)
+    compiled = jax.jit(run).lower(shards, x).compile()
+    assert jaxdp.analyze(compiled).count("all-gather") == 2 * 5

@@ -158,8 +158,7 @@ def _on_devices(state: TrainState, like: TrainState) -> TrainState:
             return jnp.copy(values)
         values = np.asarray(values)
         if leaf.is_fully_addressable and leaf.is_fully_replicated:
-            # A CPU computes on what was read; a step to which it is donated copies.
-            return jax.device_put(values, leaf.sharding, may_alias=True)
+            return jax.device_put(values, leaf.sharding)
         return jax.make_array_from_callback(
             leaf.shape, leaf.sharding, values.__getitem__
         )

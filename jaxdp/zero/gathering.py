@@ -127,7 +127,9 @@ class _Run:
     Attributes:
         known: Values, other than those of `whole`.
         whole: Parameters and what is derived of them, in this pass.
-        pace: What the program has computed last.
+        pace: What the program has computed last. At first its largest argument, as a
+            rule the batch: or XLA would take the first gathers of each micro-batch out
+            of the loop over them, and keep what they give.
         flying: Of each scatter that nothing has waited for, one of its results.
     """
 
@@ -147,7 +149,7 @@ class _Run:
         self.known = {v: x for v, x in named if not is_shard(x)}
         self.known |= zip(self.jaxpr.constvars, plan.uses.program.consts, strict=True)
         self.whole: dict[Any, Any] = {}
-        self.pace: list[Any] = []
+        self.pace = _largest([x for x in arguments if not is_shard(x)])
         self.flying: list[Any] = []
         self.scattered: dict[int, Any] = {}
 
@@ -245,6 +247,12 @@ def never(values: Sequence[jax.Array]) -> jax.Array:
     firsts = [lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(()) for x in values]
     above = [jnp.real(x).astype(jnp.float32) > jnp.inf for x in firsts]
     return guard.mark_constant(functools.reduce(jnp.logical_or, above))
+
+
+def _largest(arrays: Sequence[Any]) -> list[Any]:
+    """The array with most numbers, if there are any."""
+    numbers = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.number) and x.size]
+    return [max(numbers, key=lambda x: x.size)] if numbers else []
 
 
 def _by_position(pairs: Sequence[Pair]) -> dict[int, list[tuple[int, ...]]]:
