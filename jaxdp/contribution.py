@@ -267,7 +267,8 @@ class _Traced:
         def finished(number, gradient):
             return guard.mark_gradient(unscaled(gradient, scale), names[number])
 
-        return Leaving(kept, jax.tree.leaves(self.ready.gradients), finished)
+        ready = jax.tree.leaves(self.ready.gradients)
+        return Leaving(names, kept, ready, finished)
 
 
 def _pruned(micro: Micro, keep: Sequence[bool]) -> Micro:

@@ -1,6 +1,6 @@
 """How the traced program of a device's gradient is run: what a design may change."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,11 +13,14 @@ class Leaving(NamedTuple):
     """Gradients that are to be summed over devices.
 
     Attributes:
-        numbers: Of the results that they are.
-        ready: When each is ready, as numbers that sort.
+        names: Of all gradients, by the number of the result that they are; that number
+            is one more than that of the argument.
+        numbers: Of those that travel.
+        ready: When each of these is ready, as numbers that sort.
         finished: Makes of a number and that result what is summed.
     """
 
+    names: Mapping[int, str]
     numbers: Sequence[int]
     ready: Sequence[int]
     finished: Callable[[int, jax.Array], jax.Array]

@@ -15,7 +15,7 @@ from optax import contrib
 import jaxdp
 from jaxdp.zero.partition import on_shards, sharded_leaves, unpartitionable
 from jaxdp.zero.shards import Shard, cut, is_shard, whole
-from tests.experiments_contract import light_code
+from tests.fast import light_code
 from tests.helpers import compiled_text
 from tests.zero_partition_helpers import (
     assert_equal,

@@ -23,7 +23,7 @@ def redundancy(held: Rows, sent: Rows, where: str) -> Claim:
     """
     judged = [row for row in held if row["N"] in JUDGED] or [*held]
     n = max(row["N"] for row in judged)
-    kept = np.add(*(_by_stage(judged, n, f"{kind}_mb") for kind in KEPT))
+    kept = np.sum([_by_stage(judged, n, f"{kind}_mb") for kind in KEPT], axis=0)
     within = all(row[ERROR] <= tables.WITHIN for row in judged)
     falls = bool((np.diff(kept) <= 0).all() and kept[-1] < kept[1] < kept[0])
     exact = all(row["exact"] for row in sent)
@@ -39,12 +39,12 @@ def redundancy(held: Rows, sent: Rows, where: str) -> Claim:
         verdict="holds" if within and falls else "partly" if falls else "refuted",
         why="Parameters, gradients and optimizer state, counted in steps "
         f"{where}, when a device holds most: {_models(judged, n)} Largest error at N = "
-        f"{_numbers(judged)}: {worst[ERROR]:+.1f} % ({worst['model']}, stage {worst['stage']}, N = "
-        f"{worst['N']}), where {tables.WITHIN:.0f} % above the formula pass. Not in "
-        "the formula, and listed beside it: activations, and what is on its way, such "
-        "as buckets, gathered parameters and gradients that are not reduced yet. Less "
-        "than the formula is held where that moment comes before or after the one with "
-        "all gradients. "
+        f"{_numbers(judged)}: {worst[ERROR]:+.1f} % ({worst['model']}, stage "
+        f"{worst['stage']}, N = {worst['N']}), where {tables.WITHIN:.0f} % above the "
+        "formula pass. Not in the formula, and listed beside it: activations, and what "
+        "is on its way, such as buckets, gathered parameters and gradients that are "
+        "not reduced yet. Less than the formula is held where that moment is not the "
+        "one with all gradients. "
         f"Bytes sent are {'' if exact else 'not '}those of 2Φ, 2Φ and 3Φ times "
         "(N-1)/N in every step, to the byte, with padding named, less the parameters "
         "that the backward pass does not gather again.",
@@ -65,8 +65,10 @@ def _models(rows: Sequence, n: int) -> str:
         own = [row for row in rows if row["model"] == model]
         sizes = ", ".join(f"{size:,.1f}" for size in _by_stage(own, n, "counted_mb"))
         formula = ", ".join(f"{size:,.1f}" for size in _by_stage(own, n, "formula_mb"))
+        whole = ", ".join(f"{size:,.1f}" for size in _by_stage(own, n, "all_mb"))
         words.append(
-            f"{model} at N = {n}: {sizes} MiB in stages 0 to 3 (by formula {formula})."
+            f"{model} at N = {n}: {sizes} MiB in stages 0 to 3 (by formula {formula}), "
+            f"of {whole} in all."
         )
     return " ".join(words)
 

@@ -1,8 +1,12 @@
 """Arrays of a checkpoint: written and read by Orbax, and their checksums.
 
-Orbax with OCDBT, zarr 3 and without compression: trained numbers shrink by 8 %, and
-Zstandard takes longer than the disk. Only the process that writes takes part, so that
-nothing waits for the others.
+Orbax with zarr 3 and without compression: trained numbers shrink by 8 %, and Zstandard
+takes longer than the disk. Small states, and names that no file can have, go into one
+OCDBT database; the arrays of large ones get a file each, of their elements and 20 bytes
+of index. Such files are read straight into memory that a CPU device can compute on: a
+checksum proves that nothing else was in them, and what fails it is left to Orbax.
+
+Only the process that writes takes part, so that nothing waits for the others.
 """
 
 import concurrent.futures
@@ -10,8 +14,10 @@ import contextlib
 import math
 import os
 import pathlib
+import re
 import zlib
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 
 import jax
@@ -22,6 +28,10 @@ from jaxdp.checkpoint.manifest import DamagedError
 from jaxdp.checkpoint.names import listed
 
 THREADS = min(8, os.cpu_count() or 1)
+LARGE = 1 << 26  # bytes of a state whose arrays get files
+DIRECT = 1 << 20  # bytes of an array that is read straight from its file
+ALIGNED = 64  # bytes; what JAX demands of memory that it takes over
+_FILE_NAME = re.compile(r"[\w.'\[\] -]{1,100}(?<!^\.)(?<!^\.\.)")
 
 
 def write(folder: pathlib.Path, arrays: dict[str, np.ndarray]) -> dict[str, int]:
@@ -32,8 +42,8 @@ def write(folder: pathlib.Path, arrays: dict[str, np.ndarray]) -> dict[str, int]
     """
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         sums = pool.map(checksum, arrays.values())
-        with _orbax() as (ocp, checkpointer):
-            some = {name: array for name, array in arrays.items() if array.size}
+        some = {name: array for name, array in arrays.items() if array.size}
+        with _orbax(not _as_files(some)) as (ocp, checkpointer):
             checkpointer.save(folder, args=ocp.args.PyTreeSave(some))
         return dict(zip(arrays, sums, strict=True))
 
@@ -48,29 +58,15 @@ def read(folder: pathlib.Path, said: dict[str, Any]) -> dict[str, np.ndarray]:
     Raises:
         DamagedError: They cannot be read, or are not what was written.
     """
-    empty = {
-        name: np.zeros(about["shape"], jnp.dtype(about["dtype"]))
-        for name, about in said.items()
-        if not math.prod(about["shape"])
-    }
-    names = [name for name in said if name not in empty]
-    with _orbax() as (ocp, checkpointer):
-        kind = ocp.RestoreArgs(restore_type=np.ndarray)
-        wanted = ocp.args.PyTreeRestore(
-            item={name: 0 for name in names},
-            restore_args={name: kind for name in names},
-            partial_restore=True,
-        )
-        try:
-            found = empty | checkpointer.restore(folder, args=wanted)
-        except Exception as error:  # of Orbax or TensorStore, of many kinds
-            reason = str(error).partition("\n")[0]
-            raise DamagedError(
-                f"{folder.name} cannot be read: {type(error).__name__}: {reason}"
-            ) from error
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        sums = dict(zip(found, pool.map(checksum, found.values()), strict=True))
-    if wrong := [name for name in said if sums[name] != said[name]["crc32"]]:
+        tried = pool.map(lambda name: _direct(folder, name, said[name]), said)
+        found = {n: x for n, x in zip(said, tried, strict=True) if x is not None}
+    rest = {name: about for name, about in said.items() if name not in found}
+    found |= _by_orbax(folder, rest)
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        sums = pool.map(lambda name: checksum(found[name]), rest)
+        sums = dict(zip(rest, sums, strict=True))
+    if wrong := [name for name in rest if sums[name] != said[name]["crc32"]]:
         raise DamagedError(
             f"{folder.name} has other bits than were saved, in {listed(wrong)}"
         )
@@ -85,8 +81,69 @@ def checksum(array: np.ndarray) -> int:
     return zlib.crc32(flat.view(np.uint8).data)
 
 
+def _as_files(arrays: dict[str, np.ndarray]) -> bool:
+    """Whether each array gets a file: a large state, whose names can be paths."""
+    if sum(array.nbytes for array in arrays.values()) < LARGE:
+        return False
+    safe = all(
+        _FILE_NAME.fullmatch(part) for name in arrays for part in name.split("/")
+    )
+    return safe and not any(
+        str(parent) in arrays for name in arrays for parent in PurePath(name).parents
+    )
+
+
+def _direct(folder: pathlib.Path, name: str, about: Any) -> np.ndarray | None:
+    """An array from its file; None if it has none, or if that has other elements."""
+    dtype, shape = jnp.dtype(about["dtype"]), about["shape"]
+    size = math.prod(shape) * dtype.itemsize
+    path = folder.joinpath(*name.split("/"), "c", *("0" for _ in shape))
+    if size < max(DIRECT, 1) or not path.is_file():
+        return None
+    memory = np.empty(size + ALIGNED, np.uint8)
+    start = -memory.ctypes.data % ALIGNED
+    memory = memory[start : start + size]
+    with path.open("rb", buffering=0) as file:
+        view, at = memoryview(memory), 0
+        while at < size and (count := file.readinto(view[at:])):
+            at += count
+    if at < size or zlib.crc32(memory.data) != about["crc32"]:
+        return None
+    return memory.view(dtype).reshape(shape)
+
+
+def _by_orbax(folder: pathlib.Path, said: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Arrays as Orbax reads them; those without elements are nowhere.
+
+    Raises:
+        DamagedError: They cannot be read.
+    """
+    empty = {
+        name: np.zeros(about["shape"], jnp.dtype(about["dtype"]))
+        for name, about in said.items()
+        if not math.prod(about["shape"])
+    }
+    names = [name for name in said if name not in empty]
+    if not names:
+        return empty
+    with _orbax() as (ocp, checkpointer):
+        kind = ocp.RestoreArgs(restore_type=np.ndarray)
+        wanted = ocp.args.PyTreeRestore(
+            item={name: 0 for name in names},
+            restore_args={name: kind for name in names},
+            partial_restore=True,
+        )
+        try:
+            return empty | checkpointer.restore(folder, args=wanted)
+        except Exception as error:  # of Orbax or TensorStore, of many kinds
+            reason = str(error).partition("\n")[0]
+            raise DamagedError(
+                f"{folder.name} cannot be read: {type(error).__name__}: {reason}"
+            ) from error
+
+
 @contextlib.contextmanager
-def _orbax() -> Iterator[tuple[Any, Any]]:
+def _orbax(ocdbt: bool = True) -> Iterator[tuple[Any, Any]]:
     """Orbax, and its reader and writer for this process alone."""
     import orbax.checkpoint as ocp  # here: half a second that few programs need
 
@@ -97,7 +154,7 @@ def _orbax() -> Iterator[tuple[Any, Any]]:
         barrier_sync_key_prefix=f"jaxdp-{rank}",
     )
     handler = ocp.PyTreeCheckpointHandler(
-        use_ocdbt=True,
+        use_ocdbt=ocdbt,
         use_zarr3=True,
         use_compression=False,
         multiprocessing_options=alone,

@@ -37,6 +37,7 @@ from jaxdp.buckets import assign, scoped
 from jaxdp.compression import Compression
 from jaxdp.designs import zero_checks, zero_state
 from jaxdp.designs.base import PyTree
+from jaxdp.designs.bucketed import GPUS
 from jaxdp.designs.compressed import (
     Compressed,
     Compressible,
@@ -130,6 +131,15 @@ class Zero(Compressible):
         gradients = among([i for i, leaf in enumerate(found) if not is_shard(leaf)])
         rest = among(range(len(found), len(leaves)))
         return gradients + rest if self._reduces else rest + gradients
+
+    def compiler_options(self, platform):
+        """Keeps XLA from merging what travels apart."""
+        options = super().compiler_options(platform)
+        if platform not in GPUS:
+            return options
+        kinds = "all_gather", "reduce_scatter"
+        names = [f"xla_gpu_{kind}_combine_threshold_bytes" for kind in kinds]
+        return options | dict.fromkeys(names, 0)
 
     def init_params(self, params, sizes, precision):
         """Whole in stages 1 and 2, perhaps with masters in parts; parts in stage 3."""

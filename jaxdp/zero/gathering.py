@@ -185,6 +185,8 @@ class _Run:
     def _gather(self, numbers: Sequence[int]) -> None:
         """Gathers shards, not before what was computed and scattered last."""
         shards = after([self.shards[i] for i in numbers], self.pace + self._landed())
+        # On GPUs XLA keeps barriers until it has fused. Without, a bias that it reads
+        # once more backward would be read from the whole bucket, which so stays.
         arrays = lax.optimization_barrier(self.gather(shards))
         for i, array in zip(numbers, arrays, strict=True):
             self.whole[self.jaxpr.invars[i]] = array
@@ -193,6 +195,7 @@ class _Run:
         """Scatters results that exist from here on."""
         assert self.scatter is not None
         whole = [self._read(self.plan.uses.results[i]) for i in numbers]
+        # Or the last addition would wait for the update, and whole gradients with it.
         found = lax.optimization_barrier(self.scatter(numbers, whole))
         self.scattered.update(zip(numbers, found, strict=True))
         self.flying += [x for x in jax.tree.leaves(found) if x.size][:1]

@@ -1,7 +1,7 @@
 """The gradient's program where parameters or gradients are in parts."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,7 +12,7 @@ from jaxdp.buckets import assign, scoped
 from jaxdp.gradient import GradientProgram, Leaving
 from jaxdp.precision import Precision
 from jaxdp.zero.gathering import Scatter, order_of_use, run_gathered
-from jaxdp.zero.layers import LayerShards
+from jaxdp.zero.layers import LayerShards, check_scanned
 from jaxdp.zero.shards import Shard, is_shard
 from jaxdp.zero.wire import Wire
 
@@ -58,14 +58,21 @@ class ShardedProgram(GradientProgram):
 
         Those of stacked layers leave the program as parts already.
         """
-        gathers = self._gathers(program, arguments)
-        scatters, scatter = self._scatters(program, arguments, leaving)
-        if not gathers and not scatters:
+        if self.design.stage < 3 and not self.reduces:
             return super().run(program, arguments, loss, leaving)
-        return run_gathered(
-            *(program, arguments, gathers, loss, self._gather, self.design.prefetch),
-            *(scatters, scatter),
+        layered = self._layered(arguments, leaving)
+        names = [f"params{leaving.names[i]}" for i in layered]
+        check_scanned(program, [i - 1 for i in layered], names)
+        unneeded = leaving.names.keys() - {*leaving.numbers}
+        results = run_gathered(
+            *(program, arguments, self._gathers(program, arguments)),
+            *(loss, self._gather, self.design.prefetch),
+            *self._scatters(program, leaving, layered),
+            unneeded=unneeded,
         )
+        for i in {*layered} - unneeded if self.reduces else ():
+            results[i] = leaving.finished(i, results[i])
+        return [0.0 if result is None else result for result in results]
 
     def reduced(self, gradients):
         """Sums of stacked layers to their mean, as a tree of shards."""
@@ -85,14 +92,18 @@ class ShardedProgram(GradientProgram):
         together = assign(shapes, self.design.bucket_cap_mb)
         return [[order[i] for i in bucket] for bucket in together]
 
+    def _layered(self, arguments: list, leaving: Leaving) -> list[int]:
+        """Gradients of stacked layers: parameters that are neither whole nor shards."""
+        if self.design.stage < 3:
+            return []
+        return [i for i in leaving.names if not is_shard(arguments[i - 1])]
+
     def _scatters(
-        self, program: ClosedJaxpr, arguments: list, leaving: Leaving
-    ) -> tuple[list[list[int]], Scatter]:
+        self, program: ClosedJaxpr, leaving: Leaving, layered: Collection[int]
+    ) -> tuple[list[tuple[int, ...]], Scatter]:
         """Results that are reduced together, and how."""
         pairs = zip(leaving.numbers, leaving.ready, strict=True)
-        if self.design.stage == 3:  # gradient i + 1 is that of argument i
-            pairs = [(i, at) for i, at in pairs if is_shard(arguments[i - 1])]
-        whole = [*pairs] if self.reduces else []
+        whole = [(i, at) for i, at in pairs if i not in layered and self.reduces]
         shapes = [program.out_avals[i] for i, _ in whole]
         together = self.design.assign(shapes, [at for _, at in whole])
         buckets = [tuple(whole[i][0] for i in bucket) for bucket in together]
@@ -109,14 +120,16 @@ class ShardedProgram(GradientProgram):
     def _mean_of(self, layers: LayerShards) -> PyTree:
         """Parts of sums over the sharded axis, as those of the mean over all."""
         wire = self.wire
-        total, structure = jax.tree.flatten(layers.shards, is_leaf=is_shard)
-        mean = [
-            guard.mark_aggregated(x.data, wire.axis_name) / wire.devices for x in total
-        ]
-        if wire.outer is not None:
-            mean = wire.everywhere(mean, (wire.outer,))
+        shards, structure = jax.tree.flatten(layers.shards, is_leaf=is_shard)
+
+        def mean(total):
+            part = guard.mark_aggregated(total, wire.axis_name) / wire.devices
+            if wire.outer is not None:
+                (part,) = wire.everywhere([part], (wire.outer,))
+            return part
+
         return structure.unflatten(
-            [x.like(data) for x, data in zip(total, mean, strict=True)]
+            [None if x.data is None else x.like(mean(x.data)) for x in shards]
         )
 
     def _gather(self, shards: Sequence[Shard]) -> list[jax.Array]:
