@@ -21,9 +21,16 @@ Expected numbers, by formula, for Ψ parameters and Φ = 4 Ψ bytes of gradients
   holds           16 Ψ       (8 + 8/N) Ψ     (4 + 12/N) Ψ    16 Ψ / N
   ResNet, N = 8   390        219.4           134.1           48.7 MiB
   ResNet, N = 64  390        198.1           102.1           6.1 MiB
+  counted, N = 8  402        223.8           127.1           41.8 MiB
+  in all, N = 8   414        239             218             172 MiB
   sends           2 (N-1)/N Φ in stages 0, 1 and 2, and 3 (N-1)/N Φ in stage 3
   spared          biases and the like are gathered once per step, not twice
-  losses          those of DDP, to rounding: below 1e-5 apart
+  losses          those of DDP, to rounding: 2.4e-7 apart at most
+
+What is counted beside the formula in stages 2 and 3 does not shrink with N: gathered
+parameters and gradients of two buckets of 25 MiB, and kernels of convolutions, in the
+layout of the library, that wait for the backward pass. The formula counts all parts of
+gradients, of which some do not exist yet when a device holds most.
 
 Forced host devices share cores, so that step times are no measure of bandwidth.
 """

@@ -53,6 +53,7 @@ def measure(
     found = []
     with Checkpoints(folder, keep=1) as checkpoints:
         for _ in range(repeats):
+            shutil.rmtree(folder, ignore_errors=True)  # takes time of its own
             disk = plain_file(folder, size)
             _, save = timed(_saved, checkpoints, train, state)
             forget(folder)

@@ -88,7 +88,7 @@ def _wrong_files(folder: pathlib.Path, files: dict[str, Any]) -> list[str]:
             wrong.append(
                 f"{name} has {there[name]:,} bytes instead of {said['bytes']:,}"
             )
-        elif said.get("crc32") not in (None, _crc32(folder / name)):
+        elif "crc32" in said and said["crc32"] != _crc32(folder / name):
             wrong.append(f"{name} has another checksum")
     return wrong
 
