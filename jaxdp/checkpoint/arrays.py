@@ -105,7 +105,7 @@ def _direct(folder: pathlib.Path, name: str, about: Any) -> np.ndarray | None:
     start = -memory.ctypes.data % ALIGNED
     memory = memory[start : start + size]
     with path.open("rb", buffering=0) as file:
-        view, at = memoryview(memory), 0
+        view, at = memory.data, 0
         while at < size and (count := file.readinto(view[at:])):
             at += count
     if at < size or zlib.crc32(memory.data) != about["crc32"]:
