@@ -48,7 +48,7 @@ def test_the_script_of_the_guide_trains_on_two_processes_and_goes_on_alone(folde
         assert any(o.startswith(before) and o.endswith(after) for o in printed), line
     with np.load(folder / "run" / "params.npz") as first:
         whole = {name: first[name].tobytes() for name in first}
-    shutil.rmtree(folder / "run" / "100")
+    shutil.rmtree(folder / "run" / "00000100")
     printed = printed_by(folder, "train.py", "run", JAX_NUM_CPU_DEVICES="2")
     assert "1 processes, 2 devices" in printed
     assert "step 100" in printed and "step 50" not in printed
