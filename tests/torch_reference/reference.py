@@ -5,6 +5,7 @@ sequence: all torch jobs, or all jaxdp jobs of one dtype. A launch happens when 
 first job is asked for, once per test process.
 """
 
+import concurrent.futures
 import functools
 import os
 import subprocess
@@ -12,6 +13,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from tests import fast
 from tests.torch_reference import files, problem
@@ -64,6 +68,47 @@ def _launch(name: str) -> dict[problem.Job, problem.Trajectory] | RuntimeError:
         except RuntimeError as error:
             return error
         return {job: files.read_trajectory(Path(folder), job) for job in jobs}
+
+
+def arrays_of(job: Any, name: str, jobs: tuple[Any, ...]) -> dict[str, np.ndarray]:
+    """Return what `job` produced; both libraries run all jobs once per test process.
+
+    Args:
+        job: One of `jobs`; it has a `library`, "torch" or "jax".
+        name: Of the modules `NAME_torch` and `NAME_jax`, which write to a folder.
+        jobs: All.
+
+    Raises:
+        KeyError: if it is not one of them.
+        RuntimeError: if a process fails; the message holds its stderr.
+    """
+    result = _launches(name, jobs)[job.library]
+    if isinstance(result, RuntimeError):
+        raise result.with_traceback(None)
+    return result[job]
+
+
+@functools.cache
+def _launches(name: str, jobs: tuple[Any, ...]) -> dict[str, Any]:
+    """Run both libraries beside each other; what they made, or why they failed."""
+    libraries = ("torch", "jax")
+    run = functools.partial(_launch_library, name, jobs)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        return dict(zip(libraries, pool.map(run, libraries), strict=True))
+
+
+def _launch_library(name: str, jobs: tuple[Any, ...], library: str) -> Any:
+    """Run all jobs of one library."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [f"tests.torch_reference.{name}_{library}", folder]
+        given = environment(library, "float64")
+        try:
+            # They share the cores, so each may take as long as both together.
+            run_workers([command], given, Path(folder), 2 * TIMEOUT_S)
+        except RuntimeError as error:
+            return error
+        own = [job for job in jobs if job.library == library]
+        return {job: files.read_arrays(Path(folder), job) for job in own}
 
 
 def environment(library: str, dtype: str) -> dict[str, str]:
