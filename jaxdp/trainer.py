@@ -103,8 +103,7 @@ class Trainer:
         """The state before the first step."""
         check_params(params, "train.init")
         design, sizes = self.replica.design, self.mesh.devices.shape
-        with jax.ensure_compile_time_eval():  # also where only shapes are wanted
-            without_mesh(design.check_training)(self.replica.optimizer, params, sizes)
+        without_mesh(design.check_training)(self.replica.optimizer, params, sizes)
         given = {"params": params, "rng": rng, "model_state": model_state}
         check_same_devices(self.mesh, self.ranks)
         check_same_tree(given, self.ranks)

@@ -145,9 +145,22 @@ def writes_a_log(updates, params):
     return updates
 
 
+def counts_itself(updates, params):
+    """What would happen at once, if tracing ran what has no operands."""
+    del params
+    io_callback(lambda: COUNTED.append(1), None)
+    return updates
+
+
+COUNTED: list[int] = []
+
+
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
+        pytest.param(
+            optax.stateless(counts_itself), "its io_callback of nothing", id="count"
+        ),
         pytest.param(
             optax.stateless(writes_a_log), r"its io_callback of .*\[3\]", id="effects"
         ),
@@ -165,3 +178,4 @@ def test_an_optimizer_without_remedy_is_refused(optimizer, message):
             np.ones(2, "f"),
             optimizer=optax.chain(optimizer, optax.sgd(1.0)),
         )
+    assert not COUNTED

@@ -106,6 +106,7 @@ class ParameterServer(Design):
                 "which one program cannot have, use jaxdp.asynchronous."
             )
 
+    @jax.ensure_compile_time_eval()  # also where only shapes are wanted
     def check_training(self, optimizer, params, sizes):
         """Checks that aggregate and optimizer can run on the servers' parts."""
         parts = self.servers * math.prod(sizes[1:])
