@@ -34,8 +34,8 @@ from tests import fast
 
 NAMES = [
     *("amp", "bandwidth", "compare", "compression", "ddp", "dp", "errors", "faults"),
-    *("gpu", "memory"),
-    *("overlap_delay", "ps", "ring", "scaling", "staleness", "traffic", "uneven"),
+    *("gpu", "memory", "overlap_delay", "ps", "resume", "ring", "scaling"),
+    *("staleness", "traffic", "uneven", "zero"),
 ]
 TIMED = [
     "amp",

@@ -11,4 +11,6 @@ collect_ignore = [
     "replicated_torch.py",
     "server_jax.py",
     "server_torch.py",
+    "zero_jax.py",
+    "zero_torch.py",
 ]
