@@ -117,7 +117,7 @@ class LocalLoss:
             result = traced(first)
             new = self._next(result, given.model_state)
         else:
-            result = self._accumulated(traced, given, slices)
+            result = self._accumulated(traced, given, first, slices)
             new = result.model_state
         new = model_states.marked(self.policy, new)
         gradients = result.gradients
@@ -166,8 +166,10 @@ class LocalLoss:
             gradients = self.precision.to_params(gradients)
         return total, Micro(gradients, *rest)
 
-    def _accumulated(self, traced: "_Traced", given: Inputs, slices: PyTree) -> Micro:
-        """All micro-batches, one after the other."""
+    def _accumulated(
+        self, traced: "_Traced", given: Inputs, first: Inputs, slices: PyTree
+    ) -> Micro:
+        """All micro-batches, one after the other; `first` is given to the first."""
 
         def add(carry, numbered):
             (sums, model_state), (i, batch) = carry, numbered
@@ -181,8 +183,7 @@ class LocalLoss:
             kept = self._next(micro, model_state)
             return (sums, model_state if kept is None else kept), None
 
-        first = jax.tree.map(lambda x: x[0], slices)
-        shapes = jax.eval_shape(traced, given._replace(batch=first))
+        shapes = jax.eval_shape(traced, first)
         start = jax.tree.map(
             lambda x: jnp.zeros(x.shape, accumulation_dtype(x.dtype)), shapes[:3]
         )

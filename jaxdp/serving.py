@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp import algorithms
 from jaxdp.buckets import is_movable, is_summable
@@ -30,6 +31,18 @@ def part_shape(shape: tuple[int, ...], parts: int) -> tuple[int, ...]:
         return shape
     length = math.ceil(math.prod(shape) / parts)
     return (1,) * (len(shape) - 1) + (length,) if shape else ()
+
+
+def owned_parts(devices: int, inner: int, servers: int) -> np.ndarray:
+    """`[devices]`: the part that each device keeps; workers keep the last server's.
+
+    Args:
+        devices: All of the mesh.
+        inner: Devices of a worker or server, neighbours in the mesh.
+        servers: S.
+    """
+    ranks = np.arange(devices)
+    return ranks % inner * servers + np.minimum(ranks // inner, servers - 1)
 
 
 def split(tree: PyTree, parts: int) -> PyTree:

@@ -93,6 +93,12 @@ class Trainer:
             out_shardings=self.replicated,
         )
 
+    @property
+    def first_worker(self) -> int:
+        """The first device that has rows, by its place in the mesh."""
+        of_each = self.mesh.size // len(self.mesh.devices)
+        return self.replica.design.serving_ranks * of_each
+
     def init(
         self,
         params: PyTree,
@@ -131,10 +137,7 @@ class Trainer:
         self._check(state, "model_state")
         if self.specs[0].model_state == P():
             return without_mesh(jax.tree.map)(jnp.copy, state.model_state)
-        first = self.replica.design.serving_ranks * (
-            self.mesh.size // len(self.mesh.devices)
-        )
-        return jax.tree.map(lambda leaf: leaf[first], state.model_state)
+        return jax.tree.map(lambda leaf: leaf[self.first_worker], state.model_state)
 
     def buckets(self, params: PyTree, batch: PyTree = None) -> Buckets:
         """Which gradients travel together."""

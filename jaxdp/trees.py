@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 PyTree = Any
 
@@ -16,3 +17,8 @@ def where(condition: Any, tree: PyTree, other: PyTree) -> PyTree:
 def stacked(tree: PyTree, sizes: tuple[int, ...]) -> PyTree:
     """One copy per device: leaves `[*sizes, ...]`."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (*sizes, *x.shape)), tree)
+
+
+def module_of(array: Any) -> Any:
+    """NumPy for its arrays, or its counterpart in JAX."""
+    return np if isinstance(array, np.ndarray | np.generic) else jnp

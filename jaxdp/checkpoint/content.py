@@ -56,8 +56,7 @@ def content_of(state: TrainState, trainer: Trainer) -> Content:
     model_state = state.model_state
     if trainer.specs[0].model_state != P():
         carried[COPIES] = model_state
-        first = first_worker(trainer)
-        model_state = jax.tree.map(lambda leaf: leaf[first], model_state)
+        model_state = jax.tree.map(lambda x: x[trainer.first_worker], model_state)
     common = {name: getattr(state, name) for name in FIELDS}
     common |= {"params": portable.params, "opt_state": portable.opt_state}
     return Content(common | {"model_state": model_state}, carried)
@@ -110,12 +109,6 @@ def kinds_of_keys(state: TrainState) -> dict[str, str]:
         for name, leaf in leaves.items()
         if is_key(leaf)
     }
-
-
-def first_worker(trainer: Trainer) -> int:
-    """The first device that has rows, by its place in the mesh."""
-    design, mesh = trainer.replica.design, trainer.mesh
-    return design.serving_ranks * math.prod(mesh.devices.shape[1:])
 
 
 def size_of(leaf: Any) -> int:

@@ -15,6 +15,7 @@ from jaxdp.buckets import assign, is_summable, scoped
 from jaxdp.collectives import Algorithm, all_reduce
 from jaxdp.designs.base import Design
 from jaxdp.loss import Contribution
+from jaxdp.waiting import never
 
 GPUS = ("cuda", "gpu", "rocm")  # names of the platform
 
@@ -92,15 +93,10 @@ class Bucketed(Design):
 
 
 def _together(leaves: list) -> list:
-    """The leaves, each of which waits for all of them.
-
-    XLA drops its barriers before it schedules, so this is a dependence on data that is
-    never true: a number above infinity.
-    """
+    """The leaves, each of which waits for all of them."""
     leaves = [jnp.asarray(leaf) if is_summable(leaf) else leaf for leaf in leaves]
-    firsts = [leaf.reshape(-1)[0] for leaf in leaves if is_summable(leaf) and leaf.size]
-    if not firsts:
+    waits = [leaf for leaf in leaves if is_summable(leaf) and leaf.size]
+    if not waits:
         return leaves
-    above = [jnp.real(x).astype(jnp.float32) > jnp.inf for x in firsts]
-    impossible = jnp.stack(above).any()
-    return [jnp.where(impossible, 0, x) if is_summable(x) else x for x in leaves]
+    early = never(waits)
+    return [jnp.where(early, 0, x) if is_summable(x) else x for x in leaves]

@@ -140,9 +140,7 @@ class ParameterServer(Design):
         if self.update_on == "worker":
             opt_state = optimizer.init(params)
         else:
-            ranks = jnp.arange(devices)
-            owned = ranks % inner * self.servers
-            owned += jnp.minimum(ranks // inner, self.servers - 1)
+            owned = serving.owned_parts(devices, inner, self.servers)
             opt_state = jax.vmap(optimizer.init)(
                 jax.tree.map(lambda leaf: leaf[owned], parts)
             )

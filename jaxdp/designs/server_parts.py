@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from jaxdp.designs.server_round import Served
-from jaxdp.designs.stacks import module, spread
-from jaxdp.serving import part_shape
+from jaxdp.designs.stacks import spread
+from jaxdp.serving import owned_parts, part_shape
+from jaxdp.trees import module_of
 
 PyTree = Any
 
@@ -59,16 +60,14 @@ class Parts(NamedTuple):
 
     def cut(self, whole: PyTree, params: PyTree, like: PyTree) -> PyTree:
         """Leaves `[N, ...]` as `like`, of the whole state."""
-        rank = np.arange(self.devices)
-        owned = rank % self.inner * self.servers
-        owned += np.minimum(rank // self.inner, self.servers - 1)
+        owned = owned_parts(self.devices, self.inner, self.servers)
 
         def cut(path, leaf, wanted):
             if leaf.shape != _shape_of_parameter(path, params):
                 return spread(leaf, wanted)
             shape = part_shape(leaf.shape, self.count)
             missing = self.count * math.prod(shape) - math.prod(leaf.shape)
-            flat = module(leaf).pad(leaf.reshape(-1), (0, missing))
+            flat = module_of(leaf).pad(leaf.reshape(-1), (0, missing))
             return flat.reshape(self.count, *shape)[owned]
 
         return jax.tree_util.tree_map_with_path(cut, whole, like)

@@ -6,14 +6,14 @@ NumPy arrays stay such, as views where they can.
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdp.buckets import is_summable
+from jaxdp.trees import module_of
 
 
 def spread(leaf: Any, like: Any) -> Any:
     """A copy for every device: `[...]` becomes `[N, ...]`, the shape of `like`."""
-    return module(leaf).broadcast_to(leaf, like.shape)
+    return module_of(leaf).broadcast_to(leaf, like.shape)
 
 
 def averaged(leaf: Any) -> Any:
@@ -22,8 +22,3 @@ def averaged(leaf: Any) -> Any:
         return leaf[0]
     wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
     return wide.mean(axis=0).astype(leaf.dtype)
-
-
-def module(leaf: Any) -> Any:
-    """NumPy for its arrays, or its counterpart in JAX."""
-    return np if isinstance(leaf, np.ndarray | np.generic) else jnp

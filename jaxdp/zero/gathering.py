@@ -14,7 +14,6 @@ schedules, and knows of no number that it is not.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
 
-from jaxdp import guard
+from jaxdp.waiting import never
 from jaxdp.zero.flat import evaluate
 from jaxdp.zero.shards import Shard, is_shard
 from jaxdp.zero.uses import Uses, uses
@@ -243,13 +242,6 @@ def after(shards: Sequence[Shard], values: Sequence[jax.Array]) -> list[Shard]:
         return [*shards]
     early = never(values)
     return [shard.like(jnp.where(early, 0, shard.data)) for shard in shards]
-
-
-def never(values: Sequence[jax.Array]) -> jax.Array:
-    """`[]`, False: whether the first number of any array is above infinity."""
-    firsts = [lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(()) for x in values]
-    above = [jnp.real(x).astype(jnp.float32) > jnp.inf for x in firsts]
-    return guard.mark_constant(functools.reduce(jnp.logical_or, above))
 
 
 def _largest(arrays: Sequence[Any]) -> list[Any]:

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp.trees import module_of
+
 PyTree = Any
 
 
@@ -68,9 +70,8 @@ def local_size(shape: tuple[int, ...], devices: int, layers: int = 1) -> int:
 
 def parts(array: Any, devices: int, layers: int = 1) -> Any:
     """`[N, layers * length]`: all parts of a whole array. NumPy arrays stay such."""
-    module = np if isinstance(array, np.ndarray | np.generic) else jnp
     rows = array.reshape(layers, np.size(array) // max(layers, 1))
-    rows = module.pad(rows, ((0, 0), (0, -rows.shape[1] % devices)))
+    rows = module_of(array).pad(rows, ((0, 0), (0, -rows.shape[1] % devices)))
     if layers == 1:
         return rows.reshape(devices, rows.size // devices)
     rows = rows.reshape(layers, devices, rows.shape[1] // devices)
