@@ -15,7 +15,9 @@ SNAPSHOTS = [
     Snapshot("7 backward", "gradients", "cpu:0", {"parameters": 8}),
     Snapshot("7 backward", "gradients", "cpu:1", {"activations": 16}),
     Snapshot("8 reduce", "received gradients", "cpu:0", {"received gradients": 32}),
-    Snapshot("8 reduce", "gradient", "cpu:0", {"loss": 64, "mystery": 128}),
+    Snapshot(
+        "8 reduce", "gradient", "cpu:0", {"loss": 64, "batch": 128, "mystery": 999}
+    ),
     Snapshot("8 reduce", "gradient", "cpu:1", {TEMPORARY: 256}),
 ]
 
@@ -43,7 +45,10 @@ def test_moments_put_together_what_was_counted_together():
         ("8 reduce", {"cpu:0": {"received gradients": 32}}),
         (
             "8 reduce",
-            {"cpu:0": {"outputs": 64, "other arrays": 128}, "cpu:1": {TEMPORARY: 256}},
+            {
+                "cpu:0": {"outputs": 64, "batch": 128, "other arrays": 999},
+                "cpu:1": {TEMPORARY: 256},
+            },
         ),
     ]
     assert moments[2].total("cpu:1") == 0
@@ -73,7 +78,7 @@ def test_difference_is_to_the_mean_of_the_others():
     held = {
         "cpu:0": footprint.split({"received gradients": 30 * mib, "loss": 10 * mib}),
         "cpu:1": footprint.split({"optimizer state": 4 * mib}),
-        "cpu:2": footprint.split({"received outputs": 12 * mib}),
+        "cpu:2": footprint.split({"received outputs": 12 * mib, "mystery": 99 * mib}),
     }
     row = footprint.difference("now", held)
     row.pop("label")
@@ -142,7 +147,8 @@ def test_verdict_on_a_main_device_that_does_not_hold_more():
 
 def test_bars_are_as_long_as_what_is_held():
     mib = 2**20
-    parts = {"parameters": 3 * mib, "received outputs": 5 * mib, "mystery": 7 * mib}
+    parts = {"parameters": 3 * mib, "received outputs": 5 * mib, "batch": 7 * mib}
+    parts["mystery"] = 99 * mib  # not the step's
     bars = [figures.Bar("a", footprint.split(parts)), figures.Bar("b", 4.0 * mib)]
     figure = figures.bars("title", [bars[:1], bars[1:]], "note")
     (axes,) = figure.axes

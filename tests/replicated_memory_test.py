@@ -1,5 +1,6 @@
 """What every device holds at every stage, computed by hand."""
 
+import gc
 import sys
 from typing import Any
 
@@ -351,3 +352,22 @@ def test_memory_and_trace_watch_together():
         model(X)
     seen = list(dict.fromkeys((s.stage, s.what) for s in memory.snapshots))
     assert seen == list(dict.fromkeys((r.stage, r.what) for r in trace.records))
+
+
+class Cycle:
+    """Frees its array only when garbage is collected."""
+
+    def __init__(self):
+        self.array = jax.device_put(waves(1000), jax.devices()[5])
+        self.own = self
+
+
+def test_what_nobody_can_reach_is_freed_before_the_step():
+    gc.collect()
+    gc.disable()
+    try:
+        Cycle()
+        memory = watched_step(linear, PARAMS, X, Y, optax.sgd(0.1), device_ids=IDS)
+    finally:
+        gc.enable()
+    assert memory.peak("cpu:5").kinds.get(OTHER, 0) < 4000

@@ -44,8 +44,13 @@ class Moment(NamedTuple):
     held: Held
 
     def total(self, device: str) -> int:
-        """Bytes that a device holds."""
-        return sum(self.held.get(device, {}).values())
+        """Bytes of the step that a device holds."""
+        return own_bytes(self.held.get(device, {}))
+
+
+def own_bytes(parts: Split) -> int:
+    """Bytes of all parts: without what was there before the step, or is not its own."""
+    return sum(size for part, size in parts.items() if part != OTHER)
 
 
 def split(kinds: dict[str, int]) -> Split:
@@ -93,15 +98,15 @@ def with_received(held: Held, gradients: Held) -> Held:
 
 
 def by_part(held: Held) -> Rows:
-    """A row for each part and for all, a column for each device; in bytes."""
+    """A row for each part, for all, and for what is not the step's; in bytes."""
     columns = {f"{device}_bytes": parts for device, parts in held.items()}
     rows = [
         {"part": part} | {name: parts[part] for name, parts in columns.items()}
-        for part in (*PARTS, OTHER)
+        for part in PARTS
         if any(parts[part] for parts in held.values())
     ]
-    total = {name: sum(parts.values()) for name, parts in columns.items()}
-    return [*rows, {"part": "all"} | total]
+    rows.append({"part": "all"} | {n: own_bytes(parts) for n, parts in columns.items()})
+    return [*rows, {"part": OTHER} | {n: parts[OTHER] for n, parts in columns.items()}]
 
 
 def by_stage(memory: Memory, devices: Sequence[str]) -> Rows:
@@ -110,7 +115,7 @@ def by_stage(memory: Memory, devices: Sequence[str]) -> Rows:
     rows = []
     for stage in stages:
         held = fullest(memory, devices, stage)
-        sizes = {f"{d}_mb": sum(parts.values()) / MIB for d, parts in held.items()}
+        sizes = {f"{d}_mb": own_bytes(parts) / MIB for d, parts in held.items()}
         rows.append({"stage": stage} | sizes)
     return rows
 
@@ -119,7 +124,7 @@ def difference(moment: str, held: Held) -> dict[str, Any]:
     """What the main device holds more than the mean of the others, in three parts."""
     main, *others = held.values()
     mean = {part: sum(each[part] for each in others) / len(others) for part in main}
-    of_main, of_others = sum(main.values()), sum(mean.values())
+    of_main, of_others = own_bytes(main), sum(map(own_bytes, others)) / len(others)
     parts = {part: (main[part] - mean[part]) / MIB for part in THREE}
     more = (of_main - of_others) / MIB
     row: dict[str, Any] = {"moment": moment, "label": MOMENTS}
@@ -133,7 +138,7 @@ def saved(training: Held, inference: Held) -> Rows:
     """What inference needs less than training, by device, in parts."""
     rows = []
     for device, parts in training.items():
-        before, after = sum(parts.values()), sum(inference[device].values())
+        before, after = own_bytes(parts), own_bytes(inference[device])
         row = {"device": device, "training_mb": before / MIB}
         row |= {"inference_mb": after / MIB, "saved (%)": 100 * (1 - after / before)}
         less = {

@@ -86,7 +86,8 @@ def _stack(axes, y: float, held: Split | float) -> None:
         pieces = [(held, UNDIVIDED_COLOUR)]
     else:
         pieces = [(held[part], colour) for part, colour in COLOURS.items()]
-        pieces.append((sum(held.values()) - sum(n for n, _ in pieces), REST_COLOUR))
+        rest = footprint.own_bytes(held) - sum(nbytes for nbytes, _ in pieces)
+        pieces.append((rest, REST_COLOUR))
     left = 0.0
     for nbytes, colour in pieces:
         axes.barh(y, nbytes / MIB, 0.74, left, color=colour)
