@@ -40,8 +40,8 @@ format: $(VENV)/.dev  ## format the code and apply safe lint fixes
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-bench: $(VENV)/.experiments  ## compare with the same programs written by hand
-	$(BIN)/python -m benchmarks $(ARGS)
+bench: $(VENV)/$(if $(filter --all,$(ARGS)),.compile,.experiments)  ## measure, and compare with earlier commits
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 gpu-check: $(VENV)/.test  ## measure this machine's GPU: under 5 minutes, no network
 	@$(BIN)/python -m experiments.gpu_check $(ARGS)

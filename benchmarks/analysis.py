@@ -6,8 +6,11 @@ several times in one program.
 
 import re
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from benchmarks.case import Case
+from benchmarks.rows import Row, middle
 from jaxdp.program import analyze
 from tests.modules import module_text
 
@@ -60,10 +63,21 @@ def analyzed(times: int = 7) -> Analyzed:
     return Analyzed(text.count("\n"), len(report.collectives), seconds)
 
 
-def show() -> None:
-    """Prints the best of three."""
-    best = min((analyzed() for _ in range(3)), key=lambda run: run.seconds)
-    print(
-        f"analyze: {best.lines:,} lines with {best.collectives} collectives in "
-        f"{best.seconds:.2f} s (limit {LIMIT_S:.0f} s)"
+def measured(name: str, seconds: float) -> Iterator[Row]:
+    """Analyzes the module three times: seconds of the CPU, as a benchmark."""
+    del seconds  # all three are short
+    times = [analyzed().seconds for _ in range(3)]
+    value, quartiles = middle(times)
+    yield Row(
+        name=name,
+        unit="s",
+        value=value,
+        quartiles=quartiles,
+        repeats=len(times),
+        limit=LIMIT_S,
     )
+
+
+def cases() -> Iterator[Case]:
+    """The one module."""
+    yield Case(name="analyze 10,000 lines", group="programs", run=measured)

@@ -4,7 +4,6 @@ Machines drift, and forced host devices share cores, so absolute times say littl
 ratio of neighbouring runs says more.
 """
 
-import dataclasses
 import itertools
 import statistics
 import time
@@ -12,34 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Pair:
-    """One comparison.
-
-    Attributes:
-        name: What is compared.
-        ours_ms: Median time of ours.
-        theirs_ms: Median time of the program written by hand.
-        pairs: How many pairs of runs were counted.
-        ratio: Median of the ratios of neighbouring runs, ours / theirs.
-        quartiles: First and third quartile of those ratios.
-        limit: The ratio that must not be passed.
-    """
-
-    name: str
-    ours_ms: float
-    theirs_ms: float
-    pairs: int
-    ratio: float
-    quartiles: tuple[float, float]
-    limit: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether the median ratio keeps to the limit."""
-        return self.ratio <= self.limit
+from benchmarks.rows import Row, middle
 
 
 def compare(
@@ -47,23 +21,23 @@ def compare(
     ours: Callable[[], Any],
     theirs: Callable[[], Any],
     *,
-    limit: float,
     seconds: float,
+    limit: float | None = None,
     renew: Callable[[], Any] = lambda: None,
-) -> Pair:
+) -> Row:
     """Times both in turn, the first of each pair alternating.
 
     Args:
         name: What is compared.
         ours: Runs our program once and returns its arrays.
-        theirs: The same for the program written by hand.
-        limit: The ratio that must not be passed.
+        theirs: The same for what it is compared with.
         seconds: How long to go on; at least 20 pairs are counted, after three that are
             not.
+        limit: The ratio that must not be passed; None if nothing is promised.
         renew: Called before every tenth pair: gives both programs new arrays.
 
     Returns:
-        Medians in milliseconds and the ratio.
+        The ratio ours / theirs: median and quartiles of neighbouring runs.
     """
     times: tuple[list[float], list[float]] = ([], [])
     begin = time.perf_counter()
@@ -80,13 +54,56 @@ def compare(
             if repeat >= 0:
                 times[which].append(time.perf_counter() - start)
     ratios = [a / b for a, b in zip(*times, strict=True)]
-    first, _, third = statistics.quantiles(ratios, n=4)
-    return Pair(
+    value, quartiles = middle(ratios)
+    return Row(
         name=name,
+        unit="ratio",
+        value=value,
+        quartiles=quartiles,
+        repeats=len(ratios),
+        limit=limit,
         ours_ms=1e3 * statistics.median(times[0]),
         theirs_ms=1e3 * statistics.median(times[1]),
-        pairs=len(ratios),
-        ratio=statistics.median(ratios),
-        quartiles=(first, third),
+    )
+
+
+def compare_steps(
+    name: str,
+    steps: tuple[Callable, Callable],
+    starts: tuple[Any, Any],
+    *,
+    seconds: float,
+    limit: float,
+) -> Row:
+    """Compares two steps that donate their states.
+
+    Args:
+        name: What is compared.
+        steps: Ours and the other, `state -> (state, arrays)`.
+        starts: Their first states.
+        seconds: How long to go on.
+        limit: The ratio that must not be passed.
+    """
+    states: list[Any] = [None, None]
+    order = [0, 1]
+
+    def renew():
+        # A state is updated in place, step after step, and where it happens to lie in
+        # memory changes a step by up to 7 %, for either program.
+        states[:] = [None, None]
+        for which in order:
+            states[which] = jax.tree.map(jnp.copy, starts[which])
+        order.reverse()
+
+    def run(which):
+        states[which], arrays = steps[which](states[which])
+        return arrays
+
+    return compare(
+        name,
+        lambda: run(0),
+        lambda: run(1),
+        seconds=seconds,
         limit=limit,
+        renew=renew,
     )

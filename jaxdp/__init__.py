@@ -8,6 +8,8 @@ from jaxdp import processes as processes
 from jaxdp import replicated as replicated
 from jaxdp import streams as streams
 from jaxdp import targets as targets
+from jaxdp.choice import Choice as Choice
+from jaxdp.choice import choose_algorithm as choose_algorithm
 from jaxdp.collectives import all_gather as all_gather
 from jaxdp.collectives import all_reduce as all_reduce
 from jaxdp.collectives import broadcast as broadcast

@@ -65,8 +65,10 @@ def all_reduce(
         axis_name: The mesh axis.
         algorithm: `"ring"`, `"star"`, `"recursive_doubling"`, a
             `jaxdp.schedule.Schedule`, or `"native"`: `lax.psum`, by no rounds of ours.
-            `"auto"` is the ring, but native between two processes on CPUs: there gloo
-            lets two neighbours that swap take turns, which takes a ring twice the time.
+            `"auto"` is the quickest by `jaxdp.choose_algorithm`, for the bytes of each
+            buffer and the hardware of the mesh, known when it is traced. Between
+            processes on CPUs it is the ring, and native between two: there gloo lets
+            devices that swap take turns, which takes a ring of two twice the time.
         mean: Divides by N, before the sum is rounded to the leaf's dtype.
 
     Returns:
@@ -87,13 +89,18 @@ def all_reduce(
     """
     size = axis_size("all_reduce", axis_name)
     divisor = size if mean else 1
-    algorithm = _chosen(algorithm, size)
-    if algorithm == "native":
-        run = functools.partial(_native_sum, axis_name, divisor)
-    else:
+
+    def run_by(algorithm):
+        if algorithm == "native":
+            return functools.partial(_native_sum, axis_name, divisor)
         collective = scheduled("all_reduce", algorithm, axis_name, size, 0, divisor)
-        run = functools.partial(concatenated, collective)
-    return per_dtype(tree, is_summable, run)
+        return functools.partial(concatenated, collective)
+
+    if algorithm != "auto":
+        return per_dtype(tree, is_summable, run_by(algorithm))
+    return per_dtype(
+        tree, is_summable, lambda leaves: run_by(_chosen(leaves, size))(leaves)
+    )
 
 
 def reduce(
@@ -310,11 +317,19 @@ def _check_leading_axis(tree: PyTree, size: int, axis_name: Hashable) -> None:
         )
 
 
-def _chosen(algorithm: Algorithm, devices: int) -> Algorithm:
-    """What "auto" stands for on so many devices."""
-    if algorithm != "auto":
-        return algorithm
-    return "native" if devices == 2 and across_cpu_processes() else "ring"
+def _chosen(leaves: list[jax.Array], devices: int) -> Algorithm:
+    """What "auto" stands for, for leaves of one dtype."""
+    from jaxdp.choice import choose_algorithm  # its hardware comes with what compiles
+
+    if across_cpu_processes():  # gloo lets neighbours that swap take turns
+        return "native" if devices == 2 else "ring"
+    dtype = leaves[0].dtype
+    return choose_algorithm(
+        sum(leaf.size for leaf in leaves) * dtype.itemsize,
+        devices,
+        itemsize=dtype.itemsize,
+        partial_itemsize=accumulation_dtype(dtype).itemsize,
+    ).schedule
 
 
 def _native_sum(

@@ -8,12 +8,11 @@ The buffer is padded to whole chunks: `elements` of `itemsize` bytes in `C` chun
 travel as chunks of ceil(elements / C) elements.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from jaxdp.schedule import Schedule
+from jaxdp.schedule import Schedule, bundles
 from jaxdp.targets.hardware import Hardware, hardware
 
 Pairs = tuple[tuple[int, int], ...]
@@ -89,15 +88,17 @@ def time_s(
 ) -> float:
     """Predicts how long a schedule takes.
 
-    Rounds follow each other. In a round a device takes part in one transfer after the
-    other, and the round ends with the device that needs longest. Links carry both
-    directions at once, so what a device sends and receives in one transfer costs it
-    the longer of both. Where a host has one network adapter (`Link.shared`), the pairs
-    of a transfer that pass it share its bandwidth, direction by direction.
+    Rounds follow each other. In a round a device takes part in one message after the
+    other, and the round ends with the device that needs longest. A message is a
+    `jaxdp.schedule.Bundle`: a transfer, or several along the same pairs, which wait for
+    one alpha. Links carry both directions at once, so what a device sends and receives
+    in one message costs it the longer of both. Where a host has one network adapter
+    (`Link.shared`), the pairs of a message that pass it share its bandwidth, direction
+    by direction.
 
-    A schedule gives the transfers of a round no order. A program has one, and there a
+    A schedule gives the messages of a round no order. A program has one, and there a
     device may wait for a partner that is busy, or start a round before others are done
-    with the last: where a round has several transfers over different links, or several
+    with the last: where a round has several messages over different links, or several
     dedicated servers, `ProgramReport.timeline` differs, and is right for the program.
 
     Args:
@@ -163,7 +164,7 @@ _hardware = hardware  # `time_s` has an argument of that name
 def _rounds(
     schedule: Schedule, elements: int, itemsize: int, partial_itemsize: int | None
 ) -> Iterator[list[tuple[Pairs, int]]]:
-    """The transfers of each round: their pairs, and the bytes of each pair."""
+    """The messages of each round: their pairs, and the bytes of each pair."""
     smallest = min(itemsize, partial_itemsize or itemsize)
     if elements < 0 or smallest < 1:
         raise ValueError(
@@ -172,37 +173,11 @@ def _rounds(
             "the length of the buffer and the bytes an element takes on the wire."
         )
     length = -(-elements // schedule.chunks)
-    widths = itertools.repeat(itertools.repeat(itemsize))
-    if partial_itemsize not in (None, itemsize):
-        widths = (
-            [partial_itemsize if partial else itemsize for partial in round_]
-            for round_ in _partial(schedule)
-        )
-    for round_, width in zip(schedule.rounds, widths, strict=False):
-        sizes = zip(round_.transfers, width, strict=False)
-        yield [(transfer.pairs, length * size) for transfer, size in sizes]
-
-
-def _partial(schedule: Schedule) -> Iterator[list[bool]]:
-    """For each transfer of each round, whether it moves sums that are not complete."""
-    # How many contributions each chunk sums up: no sum has one twice.
-    held = [
-        [int(device in starts) for starts in schedule.starts]
-        for device in range(schedule.devices)
-    ]
-    for round_ in schedule.rounds:
-        before = [[held[s][c] for s, _, c in transfer] for transfer in round_.transfers]
-        yield [
-            any(
-                1 < count < len(schedule.starts[chunk])
-                for count, chunk in zip(counts, transfer.chunks, strict=True)
-            )
-            for transfer, counts in zip(round_.transfers, before, strict=True)
-        ]
-        for transfer, counts in zip(round_.transfers, before, strict=True):
-            for (_, target, chunk), count in zip(transfer, counts, strict=True):
-                kept = held[target][chunk] if transfer.op == "add" else 0
-                held[target][chunk] = kept + count
+    widths = {"own": itemsize, "complete": itemsize}
+    widths["partial"] = partial_itemsize or itemsize
+    for round_ in bundles(schedule):
+        counted = [(each, len(each.transfers) * length) for each in round_]
+        yield [(each.pairs, count * widths[each.kind]) for each, count in counted]
 
 
 def _round_s(transfers: tuple[tuple[Pairs, int], ...], machine: Hardware) -> float:

@@ -30,6 +30,12 @@ def links(*pairs, size):
     return dict.fromkeys(pairs, size)
 
 
+def every_pair(devices):
+    return [(a, b) for a in range(devices) for b in range(devices) if a != b]
+
+
+TREE_OF_4 = [(2, 3), (3, 0), (1, 0), (3, 2), (0, 3), (0, 1)]
+
 COUNTED = [
     # 10 elements in 4 chunks: 3 each, 12 bytes; 3 + 3 rounds of one chunk.
     (
@@ -110,6 +116,152 @@ COUNTED = [
             ),
         ),
     ),
+    # 4 chunks of 12 bytes: 2 rounds of each half go right, the first goes left too.
+    (
+        algorithms.bidirectional_ring(4),
+        10,
+        4,
+        (
+            4,
+            (72,) * 4,
+            (72,) * 4,
+            links((0, 1), (1, 2), (2, 3), (3, 0), size=48)
+            | links((1, 0), (2, 1), (3, 2), (0, 3), size=24),
+        ),
+    ),
+    (
+        algorithms.bidirectional_ring_reduce_scatter(3),
+        9,
+        2,
+        (1, (12,) * 3, (12,) * 3, links(*every_pair(3), size=6)),
+    ),
+    (
+        algorithms.bidirectional_ring_all_gather(5),
+        5,
+        1,
+        (
+            2,
+            (4,) * 5,
+            (4,) * 5,
+            links(*[(r, (r + way) % 5) for r in range(5) for way in (1, 4)], size=2),
+        ),
+    ),
+    (
+        algorithms.direct(3),
+        9,
+        2,
+        (2, (24,) * 3, (24,) * 3, links(*every_pair(3), size=12)),
+    ),
+    (
+        algorithms.direct_reduce_scatter(4),
+        4,
+        1,
+        (1, (3,) * 4, (3,) * 4, links(*every_pair(4), size=1)),
+    ),
+    (
+        algorithms.direct_all_gather(2),
+        1,
+        8,
+        (1, (8, 8), (8, 8), links((0, 1), (1, 0), size=8)),
+    ),
+    # 3 -> 0 -> 1 <- 2.
+    (
+        algorithms.tree_reduce(4, root=1),
+        7,
+        1,
+        (2, (7, 0, 7, 7), (7, 14, 0, 0), links((3, 0), (0, 1), (2, 1), size=7)),
+    ),
+    (
+        algorithms.tree_broadcast(3, root=2),
+        7,
+        2,
+        (1, (0, 0, 28), (14, 14, 0), links((2, 0), (2, 1), size=14)),
+    ),
+    # 2 <- 3 <- 0 -> 1, and back before.
+    (
+        algorithms.tree(4),
+        5,
+        4,
+        (4, (40, 20, 20, 40), (40, 20, 20, 40), links(*TREE_OF_4, size=20)),
+    ),
+    # Two chunks of 12 bytes: up in rounds 0 to 2, down in rounds 2 to 4.
+    (
+        algorithms.pipelined_tree(4, chunks=2),
+        5,
+        4,
+        (5, (48, 24, 24, 48), (48, 24, 24, 48), links(*TREE_OF_4, size=24)),
+    ),
+    (
+        algorithms.pipelined_tree_reduce(4, root=1, chunks=3),
+        7,
+        1,
+        (4, (9, 0, 9, 9), (9, 18, 0, 0), links((3, 0), (0, 1), (2, 1), size=9)),
+    ),
+    (
+        algorithms.pipelined_tree_broadcast(3, root=2, chunks=2),
+        7,
+        2,
+        (2, (0, 0, 32), (16, 16, 0), links((2, 0), (2, 1), size=16)),
+    ),
+    (
+        algorithms.pipelined_star(3, root=1, chunks=2),
+        5,
+        4,
+        (
+            3,
+            (24, 48, 24),
+            (24, 48, 24),
+            links((0, 1), (2, 1), (1, 0), (1, 2), size=24),
+        ),
+    ),
+    # One chunk of 12 bytes through 1 <- 2 <- 0 and 2 -> 3, one through 2 <- 1 <- 3 and
+    # 1 -> 0, each up and down.
+    (
+        algorithms.double_binary_tree(4, chunks=2),
+        5,
+        4,
+        (
+            8,
+            (24, 48, 48, 24),
+            (24, 48, 48, 24),
+            links(*[(0, 2), (2, 3), (3, 1), (1, 0)], size=12)
+            | links(*[(2, 0), (3, 2), (1, 3), (0, 1)], size=12)
+            | links((1, 2), (2, 1), size=24),
+        ),
+    ),
+    # Two chunks of 12 bytes to the next rank, one to the next but one, and back.
+    (
+        algorithms.halving_doubling(4),
+        10,
+        4,
+        (
+            4,
+            (72,) * 4,
+            (72,) * 4,
+            links((0, 1), (1, 0), (2, 3), (3, 2), size=48)
+            | links((0, 2), (2, 0), (1, 3), (3, 1), size=24),
+        ),
+    ),
+    # 1 gives all 8 bytes to 0, which halves them with 2.
+    (
+        algorithms.halving_doubling(3),
+        2,
+        4,
+        (4, (16, 8, 8), (16, 8, 8), links((1, 0), (0, 1), (0, 2), (2, 0), size=8)),
+    ),
+    # Blocks of 24 bytes inside, there and back; chunks of 12 across, twice.
+    (
+        algorithms.hierarchical(4, 2),
+        10,
+        4,
+        (
+            4,
+            (72,) * 4,
+            (72,) * 4,
+            links((0, 1), (1, 0), (2, 3), (3, 2), size=48)
+            | links((0, 2), (2, 0), (1, 3), (3, 1), size=24),
+        ),
+    ),
     # Servers 0 and 1, chunks of 5 elements: each server hears of the two others
     # and tells the two others; rank 2 pushes to both.
     (
@@ -188,6 +340,7 @@ def test_every_algorithm_is_counted_by_hand_above():
     functions = {f for of in algorithms.SCHEDULES.values() for f in of.values()}
     names = {f.__name__ for f in functions}
     assert names <= {schedule.name.partition("(")[0] for schedule, *_ in COUNTED}
+    assert len(names) == 24
 
 
 @pytest.mark.parametrize(
@@ -204,6 +357,10 @@ def test_every_algorithm_is_counted_by_hand_above():
         (algorithms.recursive_doubling(3), (48 + 24, 48, 24)),
         (algorithms.sharded_servers(3, 2), (36, 36, 24)),
         (algorithms.ring_all_gather(4), (18,) * 4),
+        # Chunks of 3: two contributions, one sum of two, one and two complete ones.
+        (algorithms.halving_doubling(4), (12 + 12 + 6 + 12,) * 4),
+        # Blocks of two contributions; a sum of two; complete chunks: one, then two.
+        (algorithms.hierarchical(4, 2), (12 + 12 + 6 + 12,) * 4),
     ],
     ids=lambda value: value.name if isinstance(value, Schedule) else "",
 )
@@ -236,6 +393,18 @@ def test_an_empty_buffer_has_no_bytes():
         # Round 1 inside hosts: 5 us; round 2: both of a host cross, 4000 bytes each.
         (algorithms.recursive_doubling(4), TWO_PER_HOST, 5e-6 + 50e-6),
         (algorithms.recursive_doubling(4), SHARED, 5e-6 + 90e-6),
+        # Blocks go as one message: 1 us + 2 us, then 1 us + 1 us, and back.
+        (algorithms.halving_doubling(4), ONE_HOST, 2 * (3e-6 + 2e-6)),
+        (algorithms.hierarchical(4, 2), TWO_PER_HOST, 2 * 3e-6 + 2 * 20e-6),
+        (algorithms.hierarchical(4, 2), SHARED, 2 * 3e-6 + 2 * 30e-6),
+        # A device has a transfer to the right and one to the left, 1000 bytes each.
+        (algorithms.bidirectional_ring(4), ONE_HOST, 2 * (4e-6 + 2e-6)),
+        # Three transfers of 1000 bytes, both ways at once.
+        (algorithms.direct(4), ONE_HOST, 2 * 3 * 2e-6),
+        # The root takes part in two transfers of 4000 bytes, its left child in one.
+        (algorithms.tree(4), ONE_HOST, 2 * (2 * 5e-6 + 5e-6)),
+        # Two chunks of 2000 bytes, and one transfer in each of eight rounds.
+        (algorithms.double_binary_tree(4, chunks=2), ONE_HOST, 8 * 3e-6),
         (algorithms.ring(1), ONE_HOST, 0.0),
     ],
     ids=[
@@ -246,6 +415,13 @@ def test_an_empty_buffer_has_no_bytes():
         "ring_over_shared_adapters",
         "doubling_over_hosts",
         "doubling_over_shared_adapters",
+        "halving_doubling",
+        "hierarchical_over_hosts",
+        "hierarchical_over_shared_adapters",
+        "bidirectional_ring",
+        "direct",
+        "tree",
+        "double_binary_tree",
         "alone",
     ],
 )

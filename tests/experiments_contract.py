@@ -14,7 +14,9 @@ from experiments.harness.result import Document, Result
 from tests.fast import light_code as light_code
 
 # They run in their own tests, `experiments_NAME_test.py`, which look at more.
-ELSEWHERE = ("compression", "memory", "resume", "staleness", "uneven", "zero")
+ELSEWHERE = (
+    *("algorithms", "compression", "memory", "resume", "staleness", "uneven", "zero"),
+)
 
 
 class Ran(NamedTuple):

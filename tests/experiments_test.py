@@ -33,9 +33,9 @@ from tests import experiments_contract as contract
 from tests import fast
 
 NAMES = [
-    *("amp", "bandwidth", "compare", "compression", "ddp", "dp", "errors", "faults"),
-    *("gpu", "memory", "overlap_delay", "ps", "resume", "ring", "scaling"),
-    *("staleness", "traffic", "uneven", "zero"),
+    *("algorithms", "amp", "bandwidth", "compare", "compression", "ddp", "dp"),
+    *("errors", "faults", "gpu", "memory", "overlap_delay", "ps", "resume", "ring"),
+    *("scaling", "staleness", "traffic", "uneven", "zero"),
 ]
 TIMED = [
     "amp",

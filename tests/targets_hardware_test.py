@@ -92,7 +92,7 @@ def test_links_between_hosts():
 
 
 def test_unknown_names():
-    with pytest.raises(ValueError, match=r"link got 'nvlink9'.* one of nvlink3, .*v6e"):
+    with pytest.raises(ValueError, match=r"link got 'nvlink9'.* one of nvlink2, .*v6e"):
         targets.hardware("h100", network_name="nvlink9")
     with pytest.raises(ValueError, match=r"target='h1000'.* Did you mean 'h100'\?"):
         targets.hardware("h1000")

@@ -45,6 +45,7 @@ class ProgramReport:
         memory: None where the backend does not say, and for text.
         module: the parsed text.
         arguments: shapes of what the program takes, as `(args, kwargs)`; None for text.
+        device: one of those it was compiled for; None for text.
     """
 
     collectives: tuple[CollectiveOp, ...]
@@ -53,6 +54,7 @@ class ProgramReport:
     memory: Memory | None = None
     module: hlo.Module | None = field(default=None, repr=False, compare=False)
     arguments: Any = field(default=None, repr=False, compare=False)
+    device: Any = field(default=None, repr=False, compare=False)
 
     @cached_property
     def sent_bytes(self) -> tuple[int, ...]:
@@ -201,7 +203,14 @@ def analyze(compiled: Any, traced: Any = None) -> ProgramReport:
         memory=None if isinstance(compiled, str) else memory_of(compiled),
         module=module,
         arguments=None if isinstance(compiled, str) else compiled.in_avals,
+        device=None if isinstance(compiled, str) else _device(compiled),
     )
+
+
+def _device(compiled: jax.stages.Compiled) -> Any:
+    """One of a program's devices; None if it takes and returns nothing."""
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    return min(shardings[0].device_set, key=lambda d: d.id) if shardings else None
 
 
 def _text(compiled: Any) -> str:

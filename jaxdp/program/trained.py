@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxdp.trainer import Trainer
 
@@ -83,8 +84,11 @@ def _given_shapes(
     return trainer.shapes(*arguments)
 
 
-def step_mesh(trainer: Trainer, devices: int) -> AbstractMesh:
+def step_mesh(trainer: Trainer, devices: int, like: Any = None) -> AbstractMesh:
     """The mesh of a training, with so many devices: nothing runs on it.
+
+    Its devices are of the kind of `like`, or of those of the training: what
+    `algorithm="auto"` stands for depends on it.
 
     Raises:
         ValueError: It has several axes and another number of devices.
@@ -99,4 +103,10 @@ def step_mesh(trainer: Trainer, devices: int) -> AbstractMesh:
                 f"the other mesh. Make the training on a mesh of {devices} devices."
             )
         sizes = (devices,)
-    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+    one = trainer.mesh if like is None else Mesh(np.array([like]), names[:1])
+    return AbstractMesh(
+        sizes,
+        names,
+        axis_types=(AxisType.Auto,) * len(names),
+        abstract_device=one.abstract_mesh.abstract_device,
+    )

@@ -106,7 +106,8 @@ def verify(report: "ProgramReport", train: Any, *arguments: Any) -> Verdict:
     """
     trainer = trainer_of(train, "verify")
     state, batch = step_shapes(report, trainer, arguments)
-    program = trainer.trace_on(step_mesh(trainer, report.devices), state, batch)
+    mesh = step_mesh(trainer, report.devices, report.device)
+    program = trainer.trace_on(mesh, state, batch)
     written = logical.collectives(program, report.devices)
     contents = _contents(report, trainer, state, batch)
     return _judged(report, written, _allowed(trainer.replica.design), contents)
