@@ -33,7 +33,7 @@ def options(given: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     about = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=about)
-    parser.add_argument("--seconds", type=float, default=15, help="per comparison")
+    parser.add_argument("--seconds", type=float, default=12, help="per comparison")
     parser.add_argument(
         "--only", default="", metavar="PATTERN", help="part of a name; * is anything"
     )

@@ -18,8 +18,13 @@ LIMIT_S = 1.0
 
 
 def cases() -> Iterator[Case]:
-    """Every algorithm of an all-reduce, for 64 devices."""
-    for algorithm, build in algorithms.SCHEDULES["all_reduce"].items():
+    """Every all-reduce, for 64 devices: other collectives are parts of them."""
+    builders = {
+        **algorithms.SCHEDULES["all_reduce"],
+        "hierarchical": functools.partial(algorithms.hierarchical, hosts=8),
+        "sharded_servers": functools.partial(algorithms.sharded_servers, servers=8),
+    }
+    for algorithm, build in builders.items():
         yield Case(
             name=f"verify and simulate {algorithm}, N = {DEVICES}",
             group="schedules",

@@ -19,16 +19,15 @@ from benchmarks.rows import Row
 from jaxdp import targets
 
 BUCKETS, WIDTH = 40, 512
-CAP_MB = WIDTH * WIDTH * 4 / 2**20  # one layer's weights
+CAP_MB = (WIDTH * WIDTH + 16) * 4 / 2**20  # one layer's weights, and the loss
 LIMIT_S = 60.0
 
 
 def cases() -> Iterator[Case]:
     """Unrolled for 64 devices, rolled for 256."""
-    for devices, unroll in ((64, None), (256, False)):
-        how = "rolled, " if unroll is False else ""
+    for how, devices, unroll in (("unrolled", 64, True), ("rolled", 256, False)):
         yield Case(
-            name=f"compile {BUCKETS} rings, {how}N = {devices}, H100",
+            name=f"compile {BUCKETS} {how} rings, N = {devices}, H100",
             group="compiling",
             run=functools.partial(compiled, devices, unroll),
             missing=lambda: targets.missing("h100"),
@@ -36,10 +35,10 @@ def cases() -> Iterator[Case]:
         )
 
 
-def compiled(
-    devices: int, unroll: bool | None, name: str, seconds: float
-) -> Iterator[Row]:
-    """Traces, lowers and compiles once: seconds on the clock.
+def compiled(devices: int, unroll: bool, name: str, seconds: float) -> Iterator[Row]:
+    """Traces, lowers and compiles once: seconds of the CPU, over all its cores.
+
+    The clock shows no more than that, unless others use the cores, too.
 
     Args:
         devices: N.
@@ -49,12 +48,11 @@ def compiled(
     """
     del seconds
     step, state, batch = training(devices, unroll)
-    start = time.perf_counter()
+    start = time.process_time()
     program = jaxdp.compile_for(step, state, batch, target="h100", devices=devices)
-    taken = time.perf_counter() - start
-    found = len(jaxdp.analyze(program).collectives)
-    if not found:
-        raise RuntimeError(f"{name}: the compiled program has no collective.")
+    taken = time.process_time() - start
+    if "collective-permute" not in (program.as_text() or ""):
+        raise RuntimeError(f"{name}: the compiled program has no ring. Was it removed?")
     yield Row(
         name=name,
         unit="s",
@@ -65,7 +63,7 @@ def compiled(
     )
 
 
-def training(devices: int, unroll: bool | None) -> tuple[Any, Any, Any]:
+def training(devices: int, unroll: bool) -> tuple[Any, Any, Any]:
     """A step, and the shapes of its parameters and batch."""
     design = jaxdp.RingAllReduce(CAP_MB, first_bucket_mb=None, unroll=unroll)
     mesh = jaxdp.data_mesh(1)  # the target's devices are others

@@ -41,10 +41,11 @@ def bound(change: Change) -> str:
 
 
 def change(change: Change) -> str:
-    """By how many percent, and what that is."""
+    """By how many percent, and if that is not chance, which way."""
     if change.relative is None:
         return change.verdict
-    return f"{100 * change.relative:+.1f} % {change.verdict}"
+    percent = f"{100 * change.relative:+.1f} %"
+    return percent if change.verdict == "as before" else f"{percent} {change.verdict}"
 
 
 def _with_unit(given: float | None, row: Row) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # devices that are priced
+COUNTED = (8, 64, 2, 3, 4, 16)  # devices whose bytes are counted
 TINY = (2, 6, 8)
 TIMED = (2, 4, 8)  # devices that are timed
 DRAWN = (8, 64)  # devices whose times are drawn
@@ -61,14 +62,14 @@ def run(config: Config) -> Result:
     machines = hardware.machines()
     counts = TINY if config.tiny else COUNTS
     sizes = prices.SIZES[:: 5 if config.tiny else 1]
-    moved = prices.moved(counts)
+    moved = prices.moved([n for n in COUNTED if n <= max(counts)])
     predicted = prices.predicted(machines, counts, sizes)
     timed = time_all(config)
     return Result(
         claims=[claims.ring(moved), claims.root(moved, predicted)],
         tables={
+            "chosen": prices.chosen(machines, counts),
             "where_the_choice_changes": prices.changes(machines, counts),
-            "chosen": prices.quickest(machines, counts, sizes),
             "moved": moved,
             "hardware": hardware.rows(),
             "chosen_on_the_devices_at_hand": times.agreement(timed),

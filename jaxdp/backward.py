@@ -18,7 +18,9 @@ from jaxdp.jaxprs import called
 
 PyTree = Any
 LOOPS = frozenset({"scan", "while", "cond"})  # their results come all at once
-RESHAPING = frozenset({"broadcast_in_dim", "convert_element_type", "reshape", "pvary"})
+RESHAPING = frozenset(  # no work of their own: XLA does them where it makes or reads
+    {"broadcast_in_dim", "convert_element_type", "pvary", "reshape", "transpose"}
+)
 
 
 def readiness(program: ClosedJaxpr) -> list[int]:
@@ -30,6 +32,8 @@ def readiness(program: ClosedJaxpr) -> list[int]:
     Returns:
         For each result, how many operations stand before it in the program, those of
         inner calls counted one by one, since XLA inlines them. 0 for what needs none.
+        Another shape or dtype of a value is ready when that is: casts of all gradients
+        may stand at the end of a program.
     """
     return _Clock().read(program.jaxpr, [0] * len(program.jaxpr.invars))
 
@@ -49,7 +53,9 @@ class _Clock:
 
         for eqn in jaxpr.eqns:
             inner = None if eqn.primitive.name in LOOPS else called(eqn)
-            if inner is None:
+            if eqn.primitive.name in RESHAPING:
+                results = [max(map(time, eqn.invars))]
+            elif inner is None:
                 self.now += 1
                 results = [self.now] * len(eqn.outvars)
             else:

@@ -1,13 +1,14 @@
 """Which algorithm is quickest for so many bytes, on so many devices of some hardware.
 
 Every algorithm of `jaxdp.algorithms.SCHEDULES`, and the hierarchical one if hosts are
-equally full, is priced by the alpha-beta model (`jaxdp.cost.time_s`). Messages so small that latency is what costs go
-in few rounds, large ones in chunks.
+equally full, is priced by the alpha-beta model (`jaxdp.cost.time_s`). Messages so small
+that latency is what costs go in few rounds, large ones in chunks.
 
 A ring needs links between neighbours only, its rounds are all alike, and it works on
 every number of devices. The model is not exact, and alpha nowhere published: so the
 standard algorithm of a collective, the ring, is chosen wherever it takes at most
-`TOLERANCE` longer than the quickest. Among equals the fewest rounds win.
+`TOLERANCE` longer than the quickest. Two devices are neighbours whatever they do: there
+the quickest is chosen. Among equals the fewest rounds win.
 
 `N` is the number of devices, `K` the bytes of the buffer.
 """
@@ -235,7 +236,7 @@ def _choice(
     candidates = []
     for name in _ordered(times):
         seconds, schedule = times[name]
-        sent_bytes = -(-elements // schedule.chunks) * _sent(schedule, *widths)
+        sent_bytes = max(_sent(schedule, elements, *widths))
         candidates.append(Candidate(name, len(schedule.rounds), sent_bytes, seconds))
     native = None
     if collective in NATIVE and machine != HOST:
@@ -244,10 +245,40 @@ def _choice(
     return Choice(collective, size_bytes, devices, machine, tuple(candidates), native)
 
 
+def _seconds(
+    schedule: Schedule,
+    elements: int,
+    itemsize: int,
+    partial_itemsize: int | None,
+    machine: Hardware,
+) -> float:
+    """What a schedule takes.
+
+    CPU devices of one process share its memory and cores: there the bytes of all count,
+    not those of the busiest.
+    """
+    if machine != HOST:
+        return time_s(schedule, elements, itemsize, machine, partial_itemsize)
+    sent_bytes = sum(_sent(schedule, elements, itemsize, partial_itemsize))
+    return time_s(schedule, 0, 1, machine) + sent_bytes / machine.link.bytes_per_s
+
+
+def _sent(
+    schedule: Schedule, elements: int, itemsize: int, partial_itemsize: int | None
+) -> list[int]:
+    """Bytes that each device sends."""
+    length = -(-elements // schedule.chunks)
+    return [
+        length * size for size in _sent_by_one(schedule, itemsize, partial_itemsize)
+    ]
+
+
 @functools.lru_cache(maxsize=1024)
-def _sent(schedule: Schedule, itemsize: int, partial_itemsize: int | None) -> int:
-    """Bytes that the busiest device sends if every chunk is one element."""
-    return max(cost(schedule, schedule.chunks, itemsize, partial_itemsize).sent_bytes)
+def _sent_by_one(
+    schedule: Schedule, itemsize: int, partial_itemsize: int | None
+) -> tuple[int, ...]:
+    """The same if every chunk is one element: to count takes longer than to multiply."""
+    return cost(schedule, schedule.chunks, itemsize, partial_itemsize).sent_bytes
 
 
 def _times(
@@ -263,8 +294,8 @@ def _times(
     found = {}
     for name in _names(collective, devices, machine):
         schedule = _built(collective, name, devices, machine)
-        seconds = time_s(schedule, elements, itemsize, machine, partial_itemsize)
-        found[name] = seconds, schedule
+        widths = itemsize, partial_itemsize
+        found[name] = _seconds(schedule, elements, *widths, machine), schedule
     return found
 
 
@@ -290,8 +321,9 @@ def _ordered(times: Mapping[str, tuple[float, Schedule]]) -> list[str]:
         return float(f"{seconds:.9g}"), len(schedule.rounds)  # sums differ in rounding
 
     names = sorted(times, key=place)  # stable: the rest is by the order of `SCHEDULES`
-    standard = next(iter(times))
-    if times[standard][0] <= (1 + TOLERANCE) * times[names[0]][0]:
+    standard, (_, schedule) = next(iter(times.items()))
+    allowed = 1 + TOLERANCE if schedule.devices > 2 else 1
+    if times[standard][0] <= allowed * times[names[0]][0]:
         names.remove(standard)
         names.insert(0, standard)
     return names

@@ -12,13 +12,21 @@ forward and reverse mode, with `check_vma` on and off. With it on, what every de
 ends with alike (`all_reduce`, `all_gather`, `broadcast`) is typed as replicated, so
 `out_specs=P()` is accepted.
 
+`axis_name` may be a tuple of mesh axes: their devices are N ranks in a row, counted
+through the last axis first, as `lax.axis_index` counts them.
+
+`unroll=True` writes every round of an algorithm out in the program. `unroll=False` runs
+rounds that repeat in a loop, to the same bits: a ring is then a program of the same
+size for any N, and halving-doubling, whose rounds all differ, stays as it is. XLA
+overlaps nothing with a loop, so None, the default, makes loops only of schedules longer
+than `jaxdp.executor.MOST_ROUNDS`.
+
 Errors raised by all: ValueError for an unknown algorithm or axis, a root that is no
 rank, or a call outside `shard_map` and `pmap`.
 """
 
 import functools
 import math
-from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -30,6 +38,7 @@ from jaxdp.executor import accumulation_dtype
 from jaxdp.mesh import across_cpu_processes
 from jaxdp.packing import (
     axis_size,
+    axis_sizes,
     chunked,
     concatenated,
     per_dtype,
@@ -37,7 +46,7 @@ from jaxdp.packing import (
     stacked,
     unpadded,
 )
-from jaxdp.primitive import scheduled
+from jaxdp.primitive import AxisName, scheduled
 from jaxdp.schedule import Schedule
 
 PyTree = Any
@@ -46,9 +55,10 @@ Algorithm = str | Schedule
 
 def all_reduce(
     tree: PyTree,
-    axis_name: str,
+    axis_name: AxisName,
     algorithm: Algorithm = "ring",
     mean: bool = False,
+    unroll: bool | None = None,
 ) -> PyTree:
     """Sums every leaf over the devices; all end with the same bits.
 
@@ -62,7 +72,7 @@ def all_reduce(
 
     Args:
         tree: Pytree of arrays of any shape.
-        axis_name: The mesh axis.
+        axis_name: The mesh axis, or a tuple of axes.
         algorithm: `"ring"`, `"star"`, `"recursive_doubling"`, a
             `jaxdp.schedule.Schedule`, or `"native"`: `lax.psum`, by no rounds of ours.
             `"auto"` is the quickest by `jaxdp.choose_algorithm`, for the bytes of each
@@ -70,6 +80,7 @@ def all_reduce(
             processes on CPUs it is the ring, and native between two: there gloo lets
             devices that swap take turns, which takes a ring of two twice the time.
         mean: Divides by N, before the sum is rounded to the leaf's dtype.
+        unroll: Whether every round is written out; see above.
 
     Returns:
         The tree, with the same shapes and dtypes; replicated.
@@ -88,12 +99,15 @@ def all_reduce(
         Patarasuk and Yuan, JPDC 2009, section 3 (ring).
     """
     size = axis_size("all_reduce", axis_name)
+    sizes = axis_sizes("all_reduce", axis_name)
     divisor = size if mean else 1
 
     def run_by(algorithm):
         if algorithm == "native":
             return functools.partial(_native_sum, axis_name, divisor)
-        collective = scheduled("all_reduce", algorithm, axis_name, size, 0, divisor)
+        collective = scheduled(
+            *("all_reduce", algorithm, axis_name, size, 0, divisor, unroll), sizes
+        )
         return functools.partial(concatenated, collective)
 
     if algorithm != "auto":
@@ -105,10 +119,11 @@ def all_reduce(
 
 def reduce(
     tree: PyTree,
-    axis_name: str,
+    axis_name: AxisName,
     root: int = 0,
     algorithm: Algorithm = "star",
     mean: bool = False,
+    unroll: bool | None = None,
 ) -> PyTree:
     """Sums every leaf on the root; the other devices get zeros.
 
@@ -116,22 +131,27 @@ def reduce(
 
     Args:
         tree: Pytree of arrays of any shape.
-        axis_name: The mesh axis.
+        axis_name: The mesh axis, or a tuple of axes.
         root: Rank that ends with the sum.
         algorithm: `"star"` or a `jaxdp.schedule.Schedule`.
         mean: Divides by N.
+        unroll: Whether every round is written out.
 
     Returns:
         The tree, with the same shapes and dtypes; varying.
     """
     size = axis_size("reduce", axis_name)
     divisor = size if mean else 1
-    collective = scheduled("reduce", algorithm, axis_name, size, root, divisor)
+    collective = scheduled("reduce", algorithm, axis_name, size, root, divisor, unroll)
     return per_dtype(tree, is_summable, functools.partial(concatenated, collective))
 
 
 def broadcast(
-    tree: PyTree, axis_name: str, root: int = 0, algorithm: Algorithm = "star"
+    tree: PyTree,
+    axis_name: AxisName,
+    root: int = 0,
+    algorithm: Algorithm = "star",
+    unroll: bool | None = None,
 ) -> PyTree:
     """Gives every device the root's tree.
 
@@ -139,20 +159,25 @@ def broadcast(
 
     Args:
         tree: Pytree of arrays of any shape and dtype; only the root's values matter.
-        axis_name: The mesh axis.
+        axis_name: The mesh axis, or a tuple of axes.
         root: Rank whose values go out.
         algorithm: `"star"` or a `jaxdp.schedule.Schedule`.
+        unroll: Whether every round is written out.
 
     Returns:
         The tree, with the same shapes and dtypes; replicated.
     """
     size = axis_size("broadcast", axis_name)
-    collective = scheduled("broadcast", algorithm, axis_name, size, root)
+    collective = scheduled("broadcast", algorithm, axis_name, size, root, unroll=unroll)
     return per_dtype(tree, is_movable, functools.partial(concatenated, collective))
 
 
 def reduce_scatter(
-    tree: PyTree, axis_name: str, algorithm: Algorithm = "ring", mean: bool = False
+    tree: PyTree,
+    axis_name: AxisName,
+    algorithm: Algorithm = "ring",
+    mean: bool = False,
+    unroll: bool | None = None,
 ) -> PyTree:
     """Sums every leaf and leaves each device its shard of the sum.
 
@@ -163,9 +188,10 @@ def reduce_scatter(
 
     Args:
         tree: Pytree of arrays of any shape.
-        axis_name: The mesh axis.
+        axis_name: The mesh axis, or a tuple of axes.
         algorithm: `"ring"` or a `jaxdp.schedule.Schedule`.
         mean: Divides by N.
+        unroll: Whether every round is written out.
 
     Returns:
         A leaf of `size` elements becomes `[ceil(size / N)]`, of the same dtype;
@@ -173,7 +199,9 @@ def reduce_scatter(
     """
     size = axis_size("reduce_scatter", axis_name)
     divisor = size if mean else 1
-    collective = scheduled("reduce_scatter", algorithm, axis_name, size, 0, divisor)
+    collective = scheduled(
+        "reduce_scatter", algorithm, axis_name, size, 0, divisor, unroll
+    )
 
     def move(leaves):
         chunks = [chunked(leaf, size) for leaf in leaves]
@@ -185,9 +213,10 @@ def reduce_scatter(
 
 def all_gather(
     tree: PyTree,
-    axis_name: str,
+    axis_name: AxisName,
     algorithm: Algorithm = "ring",
     like: PyTree | None = None,
+    unroll: bool | None = None,
 ) -> PyTree:
     """Gives every device the leaves of all devices.
 
@@ -195,10 +224,11 @@ def all_gather(
 
     Args:
         tree: Pytree of arrays of any shape and dtype.
-        axis_name: The mesh axis.
+        axis_name: The mesh axis, or a tuple of axes.
         algorithm: `"ring"` or a `jaxdp.schedule.Schedule`.
         like: The tree that was given to `reduce_scatter`: undoes its padding, and
             leaves untouched what `reduce_scatter` left whole.
+        unroll: Whether every round is written out.
 
     Returns:
         A leaf `[...]` becomes `[N, ...]`, entry r from rank r; with `like`, it gets the
@@ -209,7 +239,7 @@ def all_gather(
             fill.
     """
     size = axis_size("all_gather", axis_name)
-    collective = scheduled("all_gather", algorithm, axis_name, size)
+    collective = scheduled("all_gather", algorithm, axis_name, size, unroll=unroll)
     move = functools.partial(stacked, collective)
     if like is None:
         return per_dtype(tree, is_movable, move)
@@ -218,7 +248,11 @@ def all_gather(
 
 
 def gather(
-    tree: PyTree, axis_name: str, root: int = 0, algorithm: Algorithm = "star"
+    tree: PyTree,
+    axis_name: AxisName,
+    root: int = 0,
+    algorithm: Algorithm = "star",
+    unroll: bool | None = None,
 ) -> PyTree:
     """Gives the root the leaves of all devices; the others get zeros.
 
@@ -226,20 +260,25 @@ def gather(
 
     Args:
         tree: Pytree of arrays of any shape and dtype.
-        axis_name: The mesh axis.
+        axis_name: The mesh axis, or a tuple of axes.
         root: Rank that ends with all leaves.
         algorithm: `"star"` or a `jaxdp.schedule.Schedule`.
+        unroll: Whether every round is written out.
 
     Returns:
         A leaf `[...]` becomes `[N, ...]`, entry r from rank r; varying.
     """
     size = axis_size("gather", axis_name)
-    collective = scheduled("gather", algorithm, axis_name, size, root)
+    collective = scheduled("gather", algorithm, axis_name, size, root, unroll=unroll)
     return per_dtype(tree, is_movable, functools.partial(stacked, collective))
 
 
 def scatter(
-    tree: PyTree, axis_name: str, root: int = 0, algorithm: Algorithm = "star"
+    tree: PyTree,
+    axis_name: AxisName,
+    root: int = 0,
+    algorithm: Algorithm = "star",
+    unroll: bool | None = None,
 ) -> PyTree:
     """Gives rank r entry r of the root's leaves.
 
@@ -247,9 +286,10 @@ def scatter(
 
     Args:
         tree: Pytree of arrays `[N, ...]` of any dtype; only the root's values matter.
-        axis_name: The mesh axis.
+        axis_name: The mesh axis, or a tuple of axes.
         root: Rank whose values go out.
         algorithm: `"star"` or a `jaxdp.schedule.Schedule`.
+        unroll: Whether every round is written out.
 
     Returns:
         A leaf `[N, ...]` becomes `[...]`; varying.
@@ -258,7 +298,7 @@ def scatter(
         ValueError: A leaf whose leading axis is not N.
     """
     size = axis_size("scatter", axis_name)
-    collective = scheduled("scatter", algorithm, axis_name, size, root)
+    collective = scheduled("scatter", algorithm, axis_name, size, root, unroll=unroll)
     _check_leading_axis(tree, size, axis_name)
 
     def move(leaves):
@@ -303,7 +343,7 @@ def _check_like(tree: PyTree, like: PyTree, size: int) -> None:
         )
 
 
-def _check_leading_axis(tree: PyTree, size: int, axis_name: Hashable) -> None:
+def _check_leading_axis(tree: PyTree, size: int, axis_name: AxisName) -> None:
     """Checks that every leaf of a scatter is `[N, ...]`."""
     bad = [
         f"{jax.tree_util.keystr(path) or 'the array'} {np.shape(leaf)}"
@@ -333,7 +373,7 @@ def _chosen(leaves: list[jax.Array], devices: int) -> Algorithm:
 
 
 def _native_sum(
-    axis_name: str, divisor: int, leaves: list[jax.Array]
+    axis_name: AxisName, divisor: int, leaves: list[jax.Array]
 ) -> list[jax.Array]:
     """Sums the leaves of one dtype by one `lax.psum`."""
 

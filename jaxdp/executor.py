@@ -1,10 +1,10 @@
-"""Runs a schedule inside `shard_map` or `pmap`: one `ppermute` per transfer.
+"""Runs a schedule inside `shard_map` or `pmap`: one `ppermute` per move.
 
-All devices run one program, so "the chunk this device sends now" is a table looked up
-by rank. Python follows, per device and chunk, where the value lives: still in the
-input, or in the array that an earlier transfer produced. So a chunk that was just
-received is sent on without being stored and sliced again, and the output is written
-once, at the end.
+All devices run one program, so "the chunk this device sends now" depends on its rank:
+it is computed where a formula gives it, else looked up. `jaxdp.plan` tells where every
+value lives: still in the input, or in the array that an earlier round produced. So a
+chunk that was just received is sent on without being stored and sliced again, and the
+output is written once, at the end.
 
 What travels: a device's own contribution in its own dtype, a partial sum in the
 accumulation dtype (float32 or wider), a complete chunk in the output dtype. bfloat16
@@ -18,7 +18,6 @@ branch of its own that copies each row once: a ring of 4 x 16 MiB at 400 Mbit/s 
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax
@@ -26,17 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxdp.mesh import across_cpu_processes
-from jaxdp.schedule import (
-    Holdings,
-    Schedule,
-    Transfer,
-    holdings,
-    local_row,
-    local_rows,
-)
+from jaxdp import rolled
+from jaxdp.plan import Kind, Phase, Read, planned
+from jaxdp.rows import Source, picked
+from jaxdp.schedule import Schedule
 
-MOST_ORDERS = 256  # entries of a table for which a program may hold a branch each
+MOST_ROUNDS = 126  # of a schedule that is unrolled unless one asks
 
 
 def accumulation_dtype(dtype) -> np.dtype:
@@ -49,8 +43,9 @@ def accumulation_dtype(dtype) -> np.dtype:
 def execute(
     schedule: Schedule,
     chunks: jax.Array,
-    axis_name: str,
+    axis_name: str | tuple[str, ...],
     finish: Callable[[jax.Array], jax.Array] = lambda complete: complete,
+    unroll: bool | None = None,
 ) -> jax.Array:
     """Runs `schedule` over the devices of `axis_name`.
 
@@ -61,143 +56,134 @@ def execute(
         schedule: A verified schedule.
         chunks: `[jaxdp.schedule.local_rows(schedule.starts), length]`, what this device
             starts with.
-        axis_name: The mesh axis.
+        axis_name: The mesh axis; of several, ranks count through the last one first.
         finish: Applied elementwise, once, to every complete chunk where it became
             complete: a division, a cast.
+        unroll: True writes every round out; False makes loops of rounds that repeat;
+            None does so above `MOST_ROUNDS` rounds. The bits are the same.
 
     Returns:
         `[jaxdp.schedule.local_rows(schedule.ends), length]`: what `schedule.ends`
         places on this device, zeros elsewhere.
     """
-    run = _Execution(schedule, chunks, axis_name, finish)
-    for round_, held in zip(schedule.rounds, holdings(schedule), strict=False):
-        run.advance(round_.transfers, held)
-    return run.output()
+    if unroll is None:
+        unroll = len(schedule.rounds) <= MOST_ROUNDS
+    widens = accumulation_dtype(chunks.dtype) != chunks.dtype
+    plan = planned(schedule, widens, not unroll)
+    sums = any(len(devices) > 1 for devices in schedule.starts)
+    run = Execution(chunks, axis_name, finish, sums)
+    for number, phase in enumerate(plan.phases):
+        if phase.trips > 1:
+            rolled.run_loop(run, phase, plan.reads_after(number))
+        else:
+            run.advance(phase)
+    return run.output(plan.output)
 
 
 @dataclasses.dataclass
 class _Value:
-    """An array of chunks, `[rows, length]`: the input, or what one transfer made."""
+    """An array of chunks: the input, or what one move made."""
 
-    array: jax.Array
-    finished: jax.Array | None = None  # its complete chunks, after `finish`
+    source: Source
+    finished: Source | None = None  # its complete chunks, after `finish`
 
 
-class _Execution:
-    """Where every chunk lives while a schedule runs.
+class Execution:
+    """What there is while a schedule runs, by number of `jaxdp.plan`.
 
-    `location[device, chunk]` indexes `values`; 0 is the input.
+    Attributes:
+        rank: Of this device.
     """
 
-    def __init__(self, schedule, chunks, axis_name, finish):
-        self.schedule: Schedule = schedule
-        self.axis_name = axis_name
-        self.finish: Callable[[jax.Array], jax.Array] = finish
+    def __init__(
+        self,
+        chunks: jax.Array,
+        axis_name: str | tuple[str, ...],
+        finish: Callable[[jax.Array], jax.Array],
+        sums: bool,
+    ):
+        """Starts with the input; `sums` says whether complete chunks are sums."""
+        self._chunks = chunks
+        self._axis_name = axis_name
+        self._finish = finish
+        self._wide = accumulation_dtype(chunks.dtype)
+        self._values = {0: _Value(Source(chunks))}
         self.rank = lax.axis_index(axis_name)
-        self.values = [_Value(chunks)]
-        self.location = np.zeros((schedule.devices, schedule.chunks), int)
+        dtype = self._wide if sums else chunks.dtype
+        complete = jax.ShapeDtypeStruct((1, 1), dtype)
+        self._complete = jnp.dtype(jax.eval_shape(finish, complete).dtype)
 
-    def advance(self, transfers: tuple[Transfer, ...], held: Holdings) -> None:
-        """Runs one round: everything is sent before anything is applied.
+    def advance(self, phase: Phase) -> None:
+        """Runs one round: everything is sent before anything is applied."""
+        (moves,) = phase.rounds
+        sent = [self.sent(m.kind, self.read(m.sent, m.kind.complete)) for m in moves]
+        for move, arrived in zip(moves, sent, strict=True):
+            if move.own is not None:
+                arrived = self.added(arrived, self.read(move.own))
+            self.register(move.value, Source(arrived), move.kind.complete)
 
-        `held` is what every chunk sums up before the round.
-        """
-        complete = [self._is_complete(transfer, held) for transfer in transfers]
-        sent = [self._send(*pair) for pair in zip(transfers, complete, strict=True)]
-        for transfer, done, arrived in zip(transfers, complete, sent, strict=True):
-            targets = {target: chunk for _, target, chunk in transfer}
-            if transfer.op == "add":
-                own = self._read([targets])
-                dtype = accumulation_dtype(own.dtype)
-                arrived = arrived.astype(dtype) + own.astype(dtype)
-            for target, chunk in targets.items():
-                self.location[target, chunk] = len(self.values)
-            self.values.append(_Value(arrived, arrived if done else None))
+    def sent(self, kind: Kind, rows: jax.Array) -> jax.Array:
+        """Moves rows along the pairs; devices that are no target get zeros."""
+        rows = rows.astype(self._travels(kind))
+        wire = lax.bitcast_convert_type(rows, _wire_dtype(rows.dtype))
+        moved = lax.ppermute(wire, self._axis_name, kind.pairs)
+        return lax.bitcast_convert_type(moved, rows.dtype)
 
-    def output(self) -> jax.Array:
-        """Collects the chunks of `schedule.ends` in one pass."""
-        ends = self.schedule.ends
-        rows = [{} for _ in range(local_rows(ends))]
-        for chunk, devices in enumerate(ends):
-            rows[local_row(ends, chunk)] |= dict.fromkeys(devices, chunk)
-        return self._read(rows, finished=True, zeros=True)
+    def added(self, arrived: jax.Array, own: jax.Array) -> jax.Array:
+        """What arrived, with a device's own added."""
+        return arrived.astype(self._wide) + own.astype(self._wide)
 
-    def _send(self, transfer: Transfer, complete: bool) -> jax.Array:
-        """Moves `[1, length]` along the pairs; devices that are no target get zeros."""
-        sources = {source: chunk for source, _, chunk in transfer}
-        value = self._read([sources], finished=complete)
-        wire = lax.bitcast_convert_type(value, _wire_dtype(value.dtype))
-        moved = lax.ppermute(wire, self.axis_name, transfer.pairs)
-        return lax.bitcast_convert_type(moved, value.dtype)
+    def made(self, kind: Kind) -> np.dtype:
+        """The dtype of what a move makes."""
+        return self._wide if kind.op == "add" else self._travels(kind)
 
-    def _is_complete(self, transfer: Transfer, held: Holdings) -> bool:
-        """Whether what it sends sums up every contribution; all or none does."""
-        starts = self.schedule.starts
-        return all(held[s][c] == frozenset(starts[c]) for s, _, c in transfer)
+    def _travels(self, kind: Kind) -> np.dtype:
+        """The dtype of what a move sends."""
+        dtypes = {"own": self._chunks.dtype, "partial": self._wide}
+        return dtypes.get(kind.sends, self._complete)
 
-    def _read(
-        self, rows: list[dict[int, int]], finished: bool = False, zeros: bool = False
-    ) -> jax.Array:
-        """Row `i` of the result: on each device `d` of `rows[i]`, chunk `rows[i][d]`.
+    def read(self, read: Read, complete: bool = False) -> jax.Array:
+        """Rows of values, finished ones if they are complete."""
+        numbers = np.unique(read.value[read.value >= 0]).tolist()
+        sources = {number: self.source(number, complete) for number in numbers}
+        return picked(sources, read, self.rank)
 
-        Other devices read zeros if `zeros` is set, else whatever is cheapest.
-        """
-        blocks: dict[int, int] = {}  # index into `values` -> its first row
-        table = np.full((self.schedule.devices, len(rows)), -1)
-        end = 0
-        for i, row in enumerate(rows):
-            for device, chunk in row.items():
-                number = int(self.location[device, chunk])
-                if number not in blocks:
-                    blocks[number] = end
-                    end += self.values[number].array.shape[0]
-                table[device, i] = blocks[number] + self._row(number, chunk)
-        arrays = [self._array(number, finished) for number in blocks]
-        if zeros and (table < 0).any():
-            arrays.append(jnp.zeros_like(arrays[0][:1]))
-            table[table < 0] = end
-        for i in range(len(rows)):
-            table[table[:, i] < 0, i] = table[:, i].max()
-        return self._take(arrays, table)
+    def output(self, read: Read) -> jax.Array:
+        """Complete rows; zeros for rows of -1."""
+        absent = read.value < 0
+        numbers = np.unique(read.value[~absent]).tolist()
+        sources = {number: self.source(number, True) for number in numbers}
+        if absent.any():
+            nothing = max(numbers) + 1
+            sources[nothing] = Source(self.zeros(1, self._complete))
+            value = np.where(absent, nothing, read.value)
+            read = Read(value, np.where(absent, 0, read.row))
+        return picked(sources, read, self.rank)
 
-    def _take(self, arrays: list[jax.Array], table: np.ndarray) -> jax.Array:
-        """Takes rows `table[rank]` of the concatenated arrays."""
-        dtype = max((a.dtype for a in arrays), key=lambda dtype: dtype.itemsize)
-        array = arrays[0]
-        if len(arrays) > 1:
-            array = jnp.concatenate([a.astype(dtype) for a in arrays])
-        if np.array_equal(table, [range(array.shape[0])] * len(table)):
-            return array
-        if table.shape[1] > 1:
-            if table.size <= MOST_ORDERS and across_cpu_processes():
-                orders = [functools.partial(_in_order, order) for order in table]
-                return lax.switch(self.rank, orders, arrays)
-            return jnp.take(array, jnp.asarray(table)[self.rank], axis=0, mode="clip")
-        if (table == table[0]).all():
-            return array[table[0, 0], None]
-        row = jnp.asarray(table[:, 0])[self.rank]
-        return lax.dynamic_slice_in_dim(array, row, 1)
+    def register(self, number: int, source: Source, complete: bool) -> None:
+        """Adds a value."""
+        self._values[number] = _Value(source, source if complete else None)
 
-    def _row(self, number: int, chunk: int) -> int:
-        """The row of `values[number]` that holds `chunk`."""
-        return local_row(self.schedule.starts, chunk) if number == 0 else 0
-
-    def _array(self, number: int, finished: bool) -> jax.Array:
-        """`values[number]`, passed through `finish` if its chunks are complete."""
-        value = self.values[number]
-        if not finished:
-            return value.array
+    def source(self, number: int, complete: bool) -> Source:
+        """A value, passed through `finish` if its chunks are complete."""
+        value = self._values[number]
+        if not complete:
+            return value.source
         done = value.finished
         if done is None:
-            done = value.finished = self.finish(value.array)
+            array, first, _ = value.source
+            done = value.finished = Source(self.finish(array), first)
         return done
 
+    def finish(self, complete: jax.Array) -> jax.Array:
+        """Complete chunks, as they travel and end."""
+        return self._finish(complete).astype(self._complete)
 
-def _in_order(order: np.ndarray, arrays: list[jax.Array]) -> jax.Array:
-    """Rows of the arrays, counted through all of them, in this order."""
-    dtype = max((a.dtype for a in arrays), key=lambda dtype: dtype.itemsize)
-    rows = [row[None].astype(dtype) for array in arrays for row in array]
-    return jnp.concatenate([rows[i] for i in order])
+    def zeros(self, rows: int, dtype) -> jax.Array:
+        """Zeros, typed as what varies like the input."""
+        zeros = jnp.zeros((rows, self._chunks.shape[1]), dtype)
+        missing = jax.typeof(self._chunks).mat.varying - jax.typeof(zeros).mat.varying
+        return lax.pcast(zeros, tuple(missing), to="varying") if missing else zeros
 
 
 def _wire_dtype(dtype) -> np.dtype:

@@ -235,7 +235,7 @@ class _Reader:
 
     def _collective(self, collective: Any, fact: Fact) -> list[Fact]:
         """A collective of jaxdp."""
-        if collective.axis_name != self.axis_name:
+        if self.axis_name not in collective.axes:
             return [fact]
         if collective.kind in SUMMING:
             fact = self._summed(f"jaxdp.{collective.kind}", fact)
@@ -327,7 +327,7 @@ def _has(program: Any, axis_name: str, counts: Callable[[str], bool]) -> bool:
     """
     for eqn in jaxprs.opened(program).eqns:
         collective = eqn.params.get("collective")
-        if collective is not None and collective.axis_name == axis_name:
+        if collective is not None and axis_name in collective.axes:
             return True
         if axis_name in _axes(eqn.params) and counts(eqn.primitive.name):
             return True

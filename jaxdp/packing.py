@@ -4,7 +4,8 @@ The leaves of one dtype travel together, as one `[chunks, length]` buffer. Leave
 their dtype; typed keys travel as the integers they are made of.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,32 +14,53 @@ import numpy as np
 from jax import lax
 
 from jaxdp.buckets import by_dtype, is_key
-from jaxdp.primitive import Collective
+from jaxdp.primitive import AxisName, Collective
 
 PyTree = Any
 
 
-def axis_size(caller: str, axis_name: Hashable) -> int:
-    """The number of devices on the axis.
+def axis_size(caller: str, axis_name: AxisName) -> int:
+    """The number of devices on the axis; of several, on all together.
 
     Raises:
-        ValueError: The axis is not bound here.
-        TypeError: Several axes, or none.
+        ValueError: An axis is not bound here, or is named twice.
+        TypeError: No axis.
     """
-    if isinstance(axis_name, tuple | list) or axis_name is None:
+    sizes = axis_sizes(caller, axis_name)
+    return lax.axis_size(axis_name) if sizes is None else math.prod(sizes)
+
+
+def axis_sizes(caller: str, axis_name: AxisName) -> tuple[int, ...] | None:
+    """The number of devices on each of several axes; None if one alone is named.
+
+    Raises:
+        ValueError: An axis is not bound here, or is named twice.
+        TypeError: No axis.
+    """
+    several = isinstance(axis_name, tuple)
+    names = axis_name if several else (axis_name,)
+    if not names or isinstance(axis_name, list) or None in names:
         raise TypeError(
-            f"{caller} got axis_name={axis_name!r}. It must be the name of one mesh "
-            "axis, such as 'data'. To reduce over several axes, call it once per "
-            "axis."
+            f"{caller} got axis_name={axis_name!r}. It must be the name of a mesh "
+            "axis, such as 'data', or a tuple of several: their devices count as one "
+            "row, ranks through the last axis first."
         )
     # An axis that vmap binds has a size too, but no devices.
-    if axis_name not in jax.sharding.get_abstract_mesh().manual_axes:
+    bound = jax.sharding.get_abstract_mesh().manual_axes
+    missing = [name for name in names if name not in bound]
+    if missing:
         raise ValueError(
-            f"{caller} got axis_name={axis_name!r}, and no axis of this name is bound "
-            "where it was called. It must run inside jax.shard_map or jax.pmap over "
-            "that axis. Call it there, with the axis name of that mesh or pmap."
+            f"{caller} got axis_name={axis_name!r}, and no axis of the name "
+            f"{missing[0]!r} is bound where it was called. It must run inside "
+            "jax.shard_map or jax.pmap over that axis. Call it there, with the axis "
+            "name of that mesh or pmap."
         )
-    return lax.axis_size(axis_name)
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"{caller} got axis_name={axis_name!r}, which names {len(names)} axes, "
+            f"{len(set(names))} of them different. Name each axis once."
+        )
+    return tuple(map(lax.axis_size, names)) if several else None
 
 
 def per_dtype(

@@ -33,6 +33,8 @@ from jax.interpreters import ad, batching, mlir
 from jaxdp import algorithms, executor
 from jaxdp.schedule import Schedule, local_rows, verify
 
+AxisName = str | tuple[str, ...]
+
 REPLICATED = frozenset({"all_reduce", "all_gather", "broadcast", "pull"})
 SUMMING = frozenset({"all_reduce", "reduce_scatter", "reduce", "push"})
 TRANSPOSED = {
@@ -48,21 +50,28 @@ TRANSPOSED = {
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A collective over one mesh axis: which kind, by which rounds.
+    """A collective over a mesh axis, or several: which kind, by which rounds.
 
     Attributes:
         kind: A row of the table above.
         schedule: The rounds.
-        axis_name: The mesh axis.
+        axis_name: The mesh axis; of several, ranks count through the last one first.
         root: Rank of the root; 0 where the kind has none.
         divisor: Results are divided by it before they are rounded to the input's dtype.
+        unroll: Whether every round is written out, as in `jaxdp.executor.execute`.
     """
 
     kind: str
     schedule: Schedule
-    axis_name: str
+    axis_name: AxisName
     root: int = 0
     divisor: int = 1
+    unroll: bool | None = None
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes."""
+        return _axes(self.axis_name)
 
     def __call__(self, chunks: jax.Array) -> jax.Array:
         """Runs on `[chunks, length]`, as in `jaxdp.executor.execute`."""
@@ -73,8 +82,9 @@ class Collective:
         """Runs, and types the result as replicated or as varying."""
         if not chunks.size:
             return jnp.zeros((local_rows(self.schedule.ends), 0), chunks.dtype)
-        if self.axis_name not in varying_axes(chunks):
-            chunks = lax.pcast(chunks, self.axis_name, to="varying")
+        missing = self.axes - varying_axes(chunks)
+        if missing:
+            chunks = lax.pcast(chunks, tuple(sorted(missing)), to="varying")
         rounds = jax.make_jaxpr(self._rounds)(chunks)
         return collective_p.bind(
             chunks, collective=self, replicated=replicated, rounds=rounds
@@ -93,7 +103,13 @@ class Collective:
                 complete = complete / self.divisor
             return complete.astype(chunks.dtype)
 
-        run = functools.partial(executor.execute, self.schedule, chunks, self.axis_name)
+        run = functools.partial(
+            executor.execute,
+            self.schedule,
+            chunks,
+            self.axis_name,
+            unroll=self.unroll,
+        )
         if executor.accumulation_dtype(chunks.dtype) != chunks.dtype:
             return run(finish)
         return finish(run())
@@ -113,7 +129,7 @@ class Collective:
             return result.reshape(local_rows(self.schedule.starts), -1)
         if self.divisor > 1:
             cotangent = cotangent / self.divisor
-        cotangent = lax.pcast(cotangent, self.axis_name, to="varying")
+        cotangent = lax.pcast(cotangent, tuple(sorted(self.axes)), to="varying")
         rank = lax.axis_index(self.axis_name)
         if self.kind == "all_gather":
             return lax.dynamic_slice_in_dim(cotangent, rank, 1)
@@ -127,7 +143,7 @@ class Collective:
         if kind == self.kind:
             schedule = self.schedule
         else:
-            (algorithm,) = algorithms.SCHEDULES[kind]
+            (algorithm, *_) = algorithms.SCHEDULES[kind]
             devices = self.schedule.devices
             schedule = algorithms.build(kind, algorithm, devices, self.root)
         return dataclasses.replace(self, kind=kind, schedule=verify(schedule))
@@ -142,7 +158,7 @@ def _abstract_eval(chunks, *, collective, replicated, rounds):
     (result,) = rounds.out_avals
     varying = chunks.mat.varying
     if replicated:
-        varying = varying - {collective.axis_name}
+        varying = varying - collective.axes
     return result.update(manual_axis_type=chunks.mat.update(varying=varying))
 
 
@@ -182,21 +198,38 @@ def varying_axes(x: jax.Array) -> frozenset:
     return jax.typeof(x).mat.varying
 
 
-def is_checked(axis_name: str) -> bool:
+def is_checked(axis_name: AxisName) -> bool:
     """Whether this runs under `check_vma=True`: there ranks have a varying type."""
-    return axis_name in varying_axes(lax.axis_index(axis_name))
+    return _axes(axis_name) <= varying_axes(lax.axis_index(axis_name))
+
+
+def _axes(axis_name: AxisName) -> frozenset[str]:
+    """The names, of one axis or of several."""
+    return frozenset([axis_name] if isinstance(axis_name, str) else axis_name)
 
 
 @functools.lru_cache(maxsize=1024)
 def scheduled(
     kind: str,
     algorithm: str | Schedule,
-    axis_name: str,
+    axis_name: AxisName,
     devices: int,
     root: int = 0,
     divisor: int = 1,
+    unroll: bool | None = None,
+    sizes: tuple[int, ...] | None = None,
 ) -> Collective:
     """Builds a collective from an algorithm's name or from a schedule.
+
+    Args:
+        kind: Such as "all_reduce".
+        algorithm: A name that `kind` has, or a schedule that does what it promises.
+        axis_name: As for `Collective`.
+        devices: On all axes together.
+        root: As for `Collective`, like all that follow.
+        divisor: Of results.
+        unroll: Whether rounds are written out.
+        sizes: Devices on each axis, where there are several.
 
     Raises:
         ValueError: Unknown algorithm, root out of range, or a schedule that is for
@@ -207,8 +240,8 @@ def scheduled(
         promised = algorithms.build(kind, standard, devices, root)
         schedule = _check_promise(kind, algorithm, promised)
     else:
-        schedule = algorithms.build(kind, algorithm, devices, root)
-    return Collective(kind, verify(schedule), axis_name, root, divisor)
+        schedule = algorithms.build(kind, algorithm, devices, root, sizes)
+    return Collective(kind, verify(schedule), axis_name, root, divisor, unroll)
 
 
 def _check_promise(kind: str, given: Schedule, promised: Schedule) -> Schedule:

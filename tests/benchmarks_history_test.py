@@ -47,6 +47,14 @@ def test_runs_that_write_at_once_keep_each_others_rows(kept):
     assert names(kept.path.parent) == {"history.json", "history.lock"}
 
 
+def test_a_reader_keeps_the_file_that_it_opened(kept):
+    kept.keep(run(1, [row()]))
+    before = kept.path.read_text()
+    with kept.path.open() as opened:
+        kept.keep(run(2, [row()]))
+        assert opened.read() == before != kept.path.read_text()
+
+
 def test_a_write_that_is_cut_off_leaves_the_old_file(kept, monkeypatch):
     kept.keep(run(1, [row()]))
     before = kept.path.read_bytes()

@@ -9,7 +9,7 @@ import pytest
 
 import jaxdp
 from benchmarks import __main__ as command
-from benchmarks import catalogue, checking, exchanges, pairs, steps
+from benchmarks import catalogue, checking, compiling, exchanges, pairs, steps
 from benchmarks.case import Case
 from benchmarks.history import History
 from jaxdp import algorithms
@@ -150,30 +150,36 @@ def test_what_is_slow_by_chance_is_measured_again(bench):
 
 
 def test_a_passed_limit_fails_the_check(bench, capsys):
-    status, run = bench([of_values("a", 1.3, 1.4, limit=1.2)], "--check")
+    status, run = bench([of_values("a", 1.4, 1.3, limit=1.2)], "--check")
     assert status == 1 and names_and_values(run) == [("a", 1.3)]
     assert "over its limit: a: 1.300, limit 1.2" in capsys.readouterr().out
 
 
 def test_a_long_case_is_measured_once(bench):
     long = dataclasses.replace(of_values("a", 1.3, limit=1.2), long=True)
-    assert bench([long], "--all", "--check")[0] == 1
+    status, run = bench([long], "--all", "--check")
+    assert status == 1 and names_and_values(run) == [("a", 1.3)]
+    assert run["failed"] == []
 
 
 def test_ratios_of_neighbours_by_a_made_up_clock(monkeypatch):
     """Ours takes 3 and 6 s in turns, theirs 2 and 3: ratios 1.5 and 2."""
-    clock = [0.0]
+    clock, order = [0.0], []
     monkeypatch.setattr(pairs.time, "perf_counter", lambda: clock[0])
 
-    def taking(*seconds):
+    def taking(name, *seconds):
         each = itertools.cycle(seconds)
 
         def run():
+            order.append(name)
             clock[0] += next(each)
 
         return run
 
-    found = pairs.compare("x", taking(3, 6), taking(2, 3), seconds=0, limit=1.8)
+    ours, theirs = taking("ours", 3, 6), taking("theirs", 2, 3)
+    found = pairs.compare("x", ours, theirs, seconds=0, limit=1.8)
+    assert order[:4] == ["ours", "theirs", "theirs", "ours"]
+    assert len(order) == 2 * (3 + 20)
     assert found.repeats == 20 and found.holds
     assert (found.value, found.quartiles) == (1.75, (1.5, 2.0))
     assert (found.ours_ms, found.theirs_ms) == (4500, 2500)
@@ -186,6 +192,12 @@ def test_schedules_are_checked_anew_every_time(monkeypatch):
     (found,) = checking.checked(algorithms.ring, "x", 0.0)
     assert (found.unit, found.limit, found.repeats) == ("s", 1.0, 15)
     assert len({*verified}) == 15 and verified[0].devices == 4
+
+
+@pytest.mark.parametrize("unroll", [True, False])
+def test_what_is_compiled_has_forty_rings(unroll):
+    step, params, batch = compiling.training(2, unroll)
+    assert len(step.__self__.buckets(params, batch)) == 40
 
 
 def test_an_exchange_is_checked_and_timed():

@@ -119,6 +119,24 @@ def test_the_hierarchical_one_is_chosen_with_as_many_hosts_as_there_are():
         assert "hierarchical" not in candidates(CHOOSE(2**24, devices, apart))
 
 
+def test_cpu_devices_share_one_memory():
+    """Latency by rounds, and the bytes of all devices: a ring's and a star's are equal.
+
+    Doubling of 3 devices sends 1 + 2 + 1 buffers in 3 messages, of 4 devices 8 in 2.
+    """
+    alpha, rate, size = HOST.link.alpha_s, HOST.link.bytes_per_s, 12 * 2**20
+    for devices, doubling in {
+        3: 3 * alpha + 4 * size / rate,
+        4: 2 * alpha + 8 * size / rate,
+    }.items():
+        found = candidates(CHOOSE(size, devices, HOST))
+        others = 2 * (devices - 1) * (alpha + size / rate)
+        assert found["ring"].seconds == pytest.approx(others)
+        assert found["star"].seconds == pytest.approx(others)
+        assert found["recursive_doubling"].seconds == pytest.approx(doubling)
+    assert CHOOSE(size, 4, HOST).native_s is None
+
+
 def test_partial_sums_of_16_bits_travel_as_32():
     chosen = CHOOSE(2**21, 4, "h100", itemsize=2, partial_itemsize=4)
     # Of 2**20 elements: 3 rounds of own values or partial sums, 3 of complete chunks;

@@ -1,6 +1,8 @@
 """Figures show what `holdings` says: cell by cell, arrow by arrow."""
 
 import dataclasses
+import functools
+import itertools
 import subprocess
 import sys
 
@@ -9,7 +11,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyArrowPatch
 
 from jaxdp import algorithms
-from jaxdp.draw import draw_schedule, panels
+from jaxdp.draw import chunks, draw_schedule, panels
 from jaxdp.draw.chunks import COMPLETE, NOTHING, colour
 from jaxdp.schedule import holdings
 
@@ -24,7 +26,17 @@ SCHEDULES = [
     algorithms.star(8, root=3),
     algorithms.star_gather(5, root=2),
     algorithms.star_scatter(3, root=1),
+    algorithms.bidirectional_ring(4),
+    algorithms.pipelined_star(4, root=1, chunks=2),
+    algorithms.tree(8),
+    algorithms.pipelined_tree(4, chunks=2),
+    algorithms.double_binary_tree(4, chunks=4),
+    algorithms.recursive_doubling(3),
+    algorithms.halving_doubling(6),
+    algorithms.direct(4),
+    algorithms.hierarchical(6, hosts=2),
 ]
+figure_of = functools.cache(draw_schedule)  # for tests that only look
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: s.name)
 
 
@@ -51,7 +63,7 @@ def _moment(panel):
 
 @every_schedule
 def test_cells_have_the_colours_of_holdings(schedule):
-    cells = _cells(draw_schedule(schedule))
+    cells = _cells(figure_of(schedule))
     moments = list(holdings(schedule))
     shown = set()
     for (panel, device, chunk), patch in cells.items():
@@ -85,13 +97,13 @@ def test_every_send_is_an_arrow(schedule):
         sent = {triple for transfer in round_.transfers for triple in transfer}
         assert {(a.source, a.target, a.chunk) for a in panel.arrows} == sent
     arrows = [arrow for panel in laid_out for arrow in panel.arrows]
-    drawn = [
+    patches = [
         patch
-        for patch in draw_schedule(schedule).axes[0].patches
+        for patch in figure_of(schedule).axes[0].patches
         if isinstance(patch, FancyArrowPatch)
     ]
     in_legend = 1 if arrows else 0
-    assert len(drawn) == len(arrows) + sum(a.wraps for a in arrows) + in_legend
+    assert len(patches) == len(arrows) + sum(a.wraps for a in arrows) + in_legend
 
 
 def test_only_a_ring_closes():
@@ -118,6 +130,59 @@ def test_lines_say_what_their_phase_leads_to():
         "Send and add, until device 0 holds 1 of 1 chunks complete",
         "Send and replace, until every device holds 1 of 1 chunks complete",
     ]
+
+
+def test_lines_of_a_pipeline_add_and_replace():
+    assert [line.title for line in panels.lines(algorithms.pipelined_star(4))] == [
+        "Send and add, until device 0 holds 1 of 4 chunks complete",
+        "Send, and add or replace, "
+        "until every device holds 3 or 4 of 4 chunks complete",
+        "Send and replace, until every device holds 4 of 4 chunks complete",
+    ]
+    _, mixed, _ = panels.lines(algorithms.pipelined_tree(8))
+    assert mixed.title.endswith("until every device holds 5 to 8 of 8 chunks complete")
+
+
+@pytest.mark.parametrize(
+    ("columns", "lengths"), [(9, [8]), (7, [4, 4]), (3, [3, 3, 2]), (0, [1] * 8)]
+)
+def test_long_lines_break_into_equal_parts(columns, lengths):
+    (line,) = panels.lines(algorithms.ring_reduce_scatter(8))
+    parts = panels.broken((line,), columns)
+    assert [len(part.panels) for part in parts] == lengths
+    assert [part.title for part in parts] == [line.title] + [""] * (len(parts) - 1)
+    assert [p for part in parts for p in part.panels] == [*line.panels]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[-8:], ids=lambda s: s.name)
+def test_only_rows_with_arcs_have_room_for_them(schedule):
+    """A cell's distance to the next one below tells how far arcs reach there."""
+    cells = _cells(figure_of(schedule))
+    plain = pytest.approx(chunks.CELL + chunks.ROW_GAP)
+    for line in panels.lines(schedule):
+        if len(line.panels) > 4:  # it is broken
+            continue
+        arrows = [arrow for panel in line.panels for arrow in panel.arrows]
+        for chunk in range(1, schedule.chunks):
+            above, below = (
+                cells[line.panels[0].title, 0, c].get_y() for c in (chunk - 1, chunk)
+            )
+            reaches = [panels.reach(a) for a in arrows if a.chunk == chunk]
+            longest = max(reaches, default=0)
+            arcs = chunks.ARC * (longest + 1) if longest > 1 else 0.0
+            assert abs(above - below) - arcs == plain
+
+
+def test_arcs_to_one_device_land_side_by_side_and_do_not_cross():
+    """Device 3 of 8: arcs from 0, 1 come from the left; 5, 6 and 7 from the right."""
+    (round_,) = algorithms.star_reduce(8, root=3).rounds
+    arrows = tuple(panels.Arrow(s, t, c) for x in round_.transfers for s, t, c in x)
+    found = chunks._landing(arrows)
+    ordered = sorted(found, key=found.__getitem__)
+    assert [arrow.source for arrow in ordered] == [1, 0, 7, 6, 5]
+    places = [found[arrow] for arrow in ordered]
+    assert all(b - a > 0.05 for a, b in itertools.pairwise(places))
+    assert max(map(abs, places)) < chunks.CELL / 2
 
 
 def test_few_contributions_are_written_and_many_are_counted():

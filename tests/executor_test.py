@@ -26,6 +26,9 @@ ALL = [
     for collective, named in algorithms.SCHEDULES.items()
     for name in named
 ]
+over_unroll = pytest.mark.parametrize(
+    "unroll", [True, False], ids=["unrolled", "rolled"]
+)
 over_all = pytest.mark.parametrize(("kind", "algorithm"), ALL, ids=map("-".join, ALL))
 
 
@@ -41,7 +44,9 @@ def local(schedule: Schedule, placement, buffers: np.ndarray) -> np.ndarray:
     return np.stack([np.pad(o, ((0, rows - len(o)), (0, 0))) for o in own])
 
 
-def assert_executes_as_simulated(schedule: Schedule, mode: str, seed: int = 0) -> None:
+def assert_executes_as_simulated(
+    schedule: Schedule, mode: str, unroll: bool | None = None, seed: int = 0
+) -> None:
     """Every element distinct; what a device does not start with is NaN, never read."""
     rng = np.random.default_rng(seed)
     shape = (schedule.devices, schedule.chunks, 3)
@@ -59,7 +64,9 @@ def assert_executes_as_simulated(schedule: Schedule, mode: str, seed: int = 0) -
 
     def fn(chunks):
         # Adding 1 shows a `finish` that is missing or applied twice.
-        return executor.execute(schedule, chunks, "data", lambda complete: complete + 1)
+        return executor.execute(
+            schedule, chunks, "data", lambda complete: complete + 1, unroll
+        )
 
     run = helpers.per_device(fn, jaxdp.data_mesh(schedule.devices), mode)
     unread = np.where(started[..., None], buffers, np.float32(np.nan))
@@ -68,10 +75,11 @@ def assert_executes_as_simulated(schedule: Schedule, mode: str, seed: int = 0) -
 
 
 @over_all
-def test_every_schedule_executes_as_simulated(mesh, kind, algorithm):
+@over_unroll
+def test_every_schedule_executes_as_simulated(mesh, kind, algorithm, unroll):
     schedule = algorithms.build(kind, algorithm, mesh.size, mesh.size // 2)
     if schedule.rounds:
-        assert_executes_as_simulated(verify(schedule), "unchecked")
+        assert_executes_as_simulated(verify(schedule), "unchecked", unroll)
 
 
 @pytest.mark.parametrize("dedicated", [False, True], ids=["working", "dedicated"])
@@ -134,9 +142,11 @@ def schedules(draw) -> Schedule:
 
 
 @hypothesis.settings(max_examples=30)
-@hypothesis.given(schedule=schedules(), mode=st.sampled_from(helpers.MODES))
-def test_any_schedule_executes_as_simulated(schedule, mode):
-    assert_executes_as_simulated(verify(schedule), mode)
+@hypothesis.given(
+    schedule=schedules(), mode=st.sampled_from(helpers.MODES), unroll=st.booleans()
+)
+def test_any_schedule_executes_as_simulated(schedule, mode, unroll):
+    assert_executes_as_simulated(verify(schedule), mode, unroll)
 
 
 @pytest.mark.parametrize(

@@ -342,6 +342,11 @@ ONE_AFTER_ANOTHER = {
     "gather": algorithms.star_gather,
     "scatter": algorithms.star_scatter,
     "recursive doubling": algorithms.recursive_doubling,
+    "halving-doubling": algorithms.halving_doubling,
+    "hierarchical": lambda devices: algorithms.hierarchical(devices, 2 - devices % 2),
+    "bidirectional ring": algorithms.bidirectional_ring,
+    "direct": algorithms.direct,
+    "pipelined star": lambda devices: algorithms.pipelined_star(devices, chunks=2),
     "one server": lambda devices: algorithms.sharded_servers(devices, 1),
     "all serve": lambda devices: algorithms.sharded_servers(devices, devices),
 }
@@ -366,6 +371,26 @@ def test_programs_that_only_communicate_take_what_their_schedule_costs(name, dev
             expected = cost.time_s(schedule, elements, 4, machine)
             assert found.step_s == pytest.approx(expected, rel=1e-12)
             assert found.compute_s == 0
+
+
+TREES = {
+    "tree": algorithms.tree,
+    "pipelined tree": lambda devices: algorithms.pipelined_tree(devices, chunks=2),
+    "double tree": lambda devices: algorithms.double_binary_tree(devices, chunks=4),
+}
+
+
+@pytest.mark.parametrize("devices", [3, 4, 8])
+@pytest.mark.parametrize("name", TREES)
+def test_in_programs_children_do_not_wait_for_those_of_others(name, devices):
+    # A device that has its children's sums sends its own, while others still wait.
+    schedule = TREES[name](devices)
+    module = hlo.parse(_text_of(schedule))
+    for per_host in (devices, -(-devices // 2)):
+        machine = _machine(per_host, False)
+        step_s = replay(module, machine).step_s
+        costs = cost.time_s(schedule, 1000 * schedule.chunks, 4, machine)
+        assert 0.8 * costs <= step_s * (1 + 1e-12) and step_s <= costs * (1 + 1e-12)
 
 
 def _in_order(transfers, devices, machine, size):

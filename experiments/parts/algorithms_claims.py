@@ -28,6 +28,7 @@ def ring(moved: Rows) -> Claim:
             and abs(row["busiest sends / K"] - _least(row["N"])) < 1e-9
         }
     )
+    numbers = ", ".join(map(str, sorted(row["N"] for row in rows)))
     return Claim(
         id="CB1",
         claim="Per device, reduce-scatter moves (N-1)Φ/N and all-gather (N-1)Φ/N: "
@@ -37,7 +38,7 @@ def ring(moved: Rows) -> Claim:
         unit=f"Φ per device at N = {last['N']}",
         verdict="holds" if exact and none_below else "refuted",
         why="Bytes of the busiest device, counted in the schedules of all algorithms "
-        f"for N = {', '.join(str(row['N']) for row in rows)}. None has a busiest "
+        f"for N = {numbers}. None has a busiest "
         f"device below 2(N-1)Φ/N. At N = {last['N']} these reach it: "
         f"{', '.join(equal)}.",
     )
@@ -46,7 +47,7 @@ def ring(moved: Rows) -> Claim:
 def root(moved: Rows, predicted: Rows) -> Claim:
     """CB2."""
     rows = {(row["algorithm"], row["N"]): row for row in moved}
-    counts = sorted({row["N"] for row in moved})
+    counts = sorted({row["N"] for row in moved} & {row["N"] for row in predicted})
     busiest = all(rows["star", n]["busiest sends / K"] == n - 1 for n in counts)
     together = all(
         rows["star", n]["all send / K"] == rows["ring", n]["all send / K"]

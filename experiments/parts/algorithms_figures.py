@@ -11,21 +11,21 @@ from matplotlib.patches import Patch
 import jaxdp
 from experiments.harness import plots
 from experiments.harness.result import Rows
-from experiments.parts.algorithms_prices import KIND, LARGEST, LEAST, written
+from experiments.parts.algorithms_prices import LARGEST, LEAST, NAMES, written
 from experiments.parts.staleness_panels import finish, panels
-from jaxdp import algorithms
 from jaxdp.targets import Hardware
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours; further algorithms get them again, dashed.
+# Okabe and Ito's colours first; beyond all of them they come again, dashed.
 COLORS = (
-    *("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#7a5c00"),
-    *("#4b3f72", "#8a8f94", "#1f2933"),
+    *("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#7a5c00", "#b39b5a", "#8a8f94"),
+    *("#CC79A7", "#009E73", "#4b3f72", "#1f2933"),
 )
 DASHES = ("-", "--", ":")
+WIDTHS = {"ring": 3.4, "bidirectional_ring": 2.0}  # thinner ones lie upon them
 PANEL = 4.7, 2.9  # inches
 PER_OCTAVE = 3  # columns of the map
 NATIVE_STYLE = {"color": plots.INK, "linestyle": "-.", "linewidth": 1.0}
@@ -35,9 +35,9 @@ def style(name: str) -> dict[str, Any]:
     """The line of an algorithm."""
     if name == "native":
         return NATIVE_STYLE
-    place = [*algorithms.SCHEDULES[KIND]].index(name)
+    place = NAMES.index(name)
     color, dash = COLORS[place % len(COLORS)], DASHES[place // len(COLORS)]
-    return {"color": color, "linestyle": dash, "linewidth": 1.4}
+    return {"color": color, "linestyle": dash, "linewidth": WIDTHS.get(name, 1.2)}
 
 
 def against_ring(
@@ -47,17 +47,24 @@ def against_ring(
     note = f"predicted for N = {devices}; below 1: quicker than the ring"
     figure, every = panels(title, note, [*machines], columns=2, size=PANEL)
     sizes = np.geomspace(LEAST, LARGEST, 61).astype(int)
-    shown = [*algorithms.SCHEDULES[KIND]]
+    shown = set()
     for machine, axes in zip(machines.values(), every, strict=True):
         chosen = [jaxdp.choose_algorithm(int(s), devices, machine) for s in sizes]
         times = [{c.algorithm: c.seconds for c in each.candidates} for each in chosen]
-        for name in shown:
+        names = [name for name in NAMES if name in times[0]]
+        shown |= {*names}
+        for name in names:
             ratios = [each[name] / each["ring"] for each in times]
             axes.plot(sizes, ratios, **style(name))
         _sizes(axes)
-        axes.set_ylim(0.1, 20)
+        axes.set_ylim(0.03, 20)
         _ratios(axes)
-    return _explained(figure, "buffer", "time, in that of the ring", _lines(shown))
+    return _explained(
+        figure,
+        "buffer",
+        "time, in that of the ring",
+        _lines(sorted(shown, key=NAMES.index)),
+    )
 
 
 def chosen(
@@ -66,30 +73,29 @@ def chosen(
     """What is chosen, by N and size."""
     note = "the ring where it takes at most 5 % longer than the quickest"
     figure, every = panels(title, note, [*machines], columns=2, size=PANEL)
-    names = [*algorithms.SCHEDULES[KIND]]
     columns = PER_OCTAVE * int(np.log2(LARGEST / LEAST))
     edges = np.geomspace(LEAST, LARGEST, columns + 1)
     middles = np.sqrt(edges[1:] * edges[:-1]).astype(int)
-    colors = ListedColormap([COLORS[i % len(COLORS)] for i in range(len(names))])
+    colors = ListedColormap([COLORS[i % len(COLORS)] for i in range(len(NAMES))])
     seen = set()
     for machine, axes in zip(machines.values(), every, strict=True):
         cells = [
             [
-                names.index(jaxdp.choose_algorithm(int(size), n, machine).algorithm)
+                NAMES.index(jaxdp.choose_algorithm(int(size), n, machine).algorithm)
                 for size in middles
             ]
             for n in counts
         ]
-        seen |= {names[cell] for row in cells for cell in row}
+        seen |= {NAMES[cell] for row in cells for cell in row}
         rows = np.arange(len(counts) + 1) - 0.5
-        last = len(names) - 0.5
+        last = len(NAMES) - 0.5
         axes.pcolormesh(edges, rows, cells, cmap=colors, vmin=-0.5, vmax=last)
         axes.set_yticks(range(len(counts)), [str(n) for n in counts])
         axes.grid(visible=False)
         _sizes(axes)
     patches = [
         Patch(color=colors(place), label=name)
-        for place, name in enumerate(names)
+        for place, name in enumerate(NAMES)
         if name in seen
     ]
     return _explained(figure, "buffer", "devices N", patches)
@@ -111,6 +117,7 @@ def measured(title: str, rows: Rows) -> "Figure":
             ratios = [of[name, size] / of["ring", size] for size in timed]
             axes.plot(timed, ratios, marker=".", **style(name))
         _sizes(axes)
+        axes.set_ylim(0.04, 40)
         _ratios(axes)
     return _explained(
         figure, "buffer", "median time, in that of the ring", _lines(names)
@@ -129,7 +136,7 @@ def _sizes(axes: "Axes") -> None:
 def _ratios(axes: "Axes") -> None:
     """Ratios along the vertical one."""
     axes.set_yscale("log")
-    axes.set_yticks([0.1, 0.2, 0.5, 1, 2, 5, 10, 20])
+    axes.set_yticks([0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20])
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
 

@@ -16,14 +16,15 @@ from jaxdp import algorithms
 
 NATIVE = "native"
 NAMES = (*algorithms.SCHEDULES[KIND], NATIVE)
-SLOW = 8  # times the quickest: not timed with larger buffers
+SLOW = 8  # times the quickest: not timed with buffers above `SMALL`
+SMALL = 2**20  # bytes
 
 
 def measured(counts: Sequence[int], sizes: Sequence[int], repeats: int) -> Rows:
     """Times every algorithm for each N and size; times of one pair are in turns.
 
-    Algorithms that were much slower than the quickest are not timed with larger
-    buffers: they take minutes.
+    Algorithms that are much slower than the quickest are not timed with large buffers:
+    they would take minutes.
     """
     rows = []
     total = len(counts) * len(sizes) * repeats
@@ -32,7 +33,7 @@ def measured(counts: Sequence[int], sizes: Sequence[int], repeats: int) -> Rows:
             mesh, names = jaxdp.data_mesh(devices), NAMES
             for size_bytes in sizes:
                 found = _rows(mesh, names, size_bytes, repeats, advance)
-                names = _quick(found)
+                names = _quick(found) if size_bytes >= SMALL else names
                 rows += found
     return rows
 

@@ -8,10 +8,14 @@ from jaxdp.algorithms.double_trees import double_binary_tree
 from jaxdp.algorithms.doubling import halving_doubling, recursive_doubling
 from jaxdp.algorithms.exchanges import (
     direct,
+    direct_all_gather,
+    direct_reduce_scatter,
 )
 from jaxdp.algorithms.hierarchies import hierarchical
 from jaxdp.algorithms.rings import (
     bidirectional_ring,
+    bidirectional_ring_all_gather,
+    bidirectional_ring_reduce_scatter,
     ring,
     ring_all_gather,
     ring_reduce_scatter,
@@ -26,7 +30,11 @@ from jaxdp.algorithms.stars import (
 )
 from jaxdp.algorithms.trees import (
     pipelined_tree,
+    pipelined_tree_broadcast,
+    pipelined_tree_reduce,
     tree,
+    tree_broadcast,
+    tree_reduce,
 )
 from jaxdp.schedule import Schedule
 
@@ -45,10 +53,26 @@ SCHEDULES: dict[str, dict[str, Callable[..., Schedule]]] = {
         "halving_doubling": halving_doubling,
         "direct": direct,
     },
-    "reduce_scatter": {"ring": ring_reduce_scatter},
-    "all_gather": {"ring": ring_all_gather},
-    "reduce": {"star": star_reduce},
-    "broadcast": {"star": star_broadcast},
+    "reduce_scatter": {
+        "ring": ring_reduce_scatter,
+        "bidirectional_ring": bidirectional_ring_reduce_scatter,
+        "direct": direct_reduce_scatter,
+    },
+    "all_gather": {
+        "ring": ring_all_gather,
+        "bidirectional_ring": bidirectional_ring_all_gather,
+        "direct": direct_all_gather,
+    },
+    "reduce": {
+        "star": star_reduce,
+        "tree": tree_reduce,
+        "pipelined_tree": pipelined_tree_reduce,
+    },
+    "broadcast": {
+        "star": star_broadcast,
+        "tree": tree_broadcast,
+        "pipelined_tree": pipelined_tree_broadcast,
+    },
     "gather": {"star": star_gather},
     "scatter": {"star": star_scatter},
 }

@@ -6,17 +6,30 @@ exchange of PyTorch's DistributedDataParallel (Li et al., VLDB 2020, section 3).
 """
 
 import dataclasses
+import math
+from typing import ClassVar
 
 from jaxdp.buckets import assign
-from jaxdp.collectives import Algorithm
+from jaxdp.collectives import Algorithm, all_reduce
 from jaxdp.compression import Compression
 from jaxdp.designs.bucketed import GPUS, Bucketed
 from jaxdp.designs.compressed import Compressible
 from jaxdp.primitive import scheduled
+from jaxdp.schedule import Schedule
+
+
+class _ByRounds(Compressible):
+    """Base of designs whose rounds may be written out or run in loops."""
+
+    unroll: bool | None
+
+    def _mean(self, leaves, axis_name):
+        """Averages one bucket."""
+        return all_reduce(leaves, axis_name, self.algorithm, True, self.unroll)
 
 
 @dataclasses.dataclass(frozen=True)
-class RingAllReduce(Compressible):
+class RingAllReduce(_ByRounds):
     """Gradients travel around a ring, in buckets.
 
     Cost: per bucket 2 (N - 1) rounds; 2 (N - 1) K / N bytes sent per device in all;
@@ -31,17 +44,23 @@ class RingAllReduce(Compressible):
         overlap: False holds all buckets back until the backward pass is done.
         compression: How gradients travel, such as `jaxdp.compression.Bf16()`; None for
             as they are.
+        unroll: Whether every round is written out in the program, as for
+            `jaxdp.all_reduce`; compressed gradients travel as None says.
     """
 
     bucket_cap_mb: float | None = 25.0
     first_bucket_mb: float | None = 1.0
     overlap: bool = True
     compression: Compression | None = None
+    unroll: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class AllReduce(Compressible):
+class AllReduce(_ByRounds):
     """Gradients travel by any algorithm, in buckets.
+
+    On a mesh with two axes all devices average together, ranks through the second axis
+    first; `"hierarchical"` needs such a mesh, of hosts and of devices in a host.
 
     Cost: per bucket, that of the algorithm.
 
@@ -52,7 +71,8 @@ class AllReduce(Compressible):
         bucket_cap_mb: As for `RingAllReduce`, like all that follow.
         first_bucket_mb: The cap of the first bucket.
         overlap: Whether buckets travel during the backward pass.
-        compression: How gradients travel.
+        compression: How gradients travel; on a mesh with one axis.
+        unroll: As for `RingAllReduce`.
     """
 
     algorithm: Algorithm = "ring"
@@ -60,12 +80,30 @@ class AllReduce(Compressible):
     first_bucket_mb: float | None = 1.0
     overlap: bool = True
     compression: Compression | None = None
+    unroll: bool | None = None
+
+    most_axes: ClassVar[int] = 2
 
     def check(self, devices):
-        """Checks the options."""
+        """Checks the options, as far as they do not need all axes."""
         super().check(devices)
-        if self.algorithm not in ("auto", "native"):
+        if isinstance(self.algorithm, Schedule):
+            return
+        if self.algorithm not in ("auto", "native", "hierarchical"):
             scheduled("all_reduce", self.algorithm, "data", devices)
+
+    def check_training(self, optimizer, params, sizes):
+        """Checks that the algorithm can run on these axes."""
+        super().check_training(optimizer, params, sizes)
+        if sizes[1:] and self.compression is not None:
+            raise ValueError(
+                f"AllReduce got {self.compression} and a mesh of shape {sizes}. "
+                "Compressed gradients travel over one axis. Use a mesh with one axis, "
+                "or no compression."
+            )
+        if self.algorithm not in ("auto", "native"):
+            devices, axes = math.prod(sizes), sizes if sizes[1:] else None
+            scheduled("all_reduce", self.algorithm, "data", devices, sizes=axes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,10 +5,11 @@ never changes the number of a chunk. Neighbours are joined by a straight arrow, 
 by an arc; an arrow that leaves at one side and comes in at the other closes the ring.
 """
 
+import collections
 import os
 from typing import TYPE_CHECKING
 
-from jaxdp.draw.panels import Arrow, Cell, Line, Panel, lines
+from jaxdp.draw.panels import Arrow, Cell, Line, Panel, broken, lines, reach
 from jaxdp.draw.plotting import INK, MUTED, Page
 from jaxdp.schedule import Schedule
 
@@ -23,6 +24,7 @@ CELL, GAP = 0.38, 0.17  # inches: a cell, and the space between two for an arrow
 ROW_GAP, ARC = 0.07, 0.06  # inches: between rows, and height of an arc per device
 MARGIN, TITLE, HEADING, HEADER = 0.28, 0.45, 0.36, 0.37  # inches
 LABEL, SPACE, LEGEND = 0.62, 0.24, 0.42  # inches
+LANDING = 0.36  # inches of a cell's upper edge on which arcs land
 NARROWEST, WIDEST = 6.0, 20.0  # inches: room for the legend; lines break here
 MOST_WRITTEN = 4  # more contributions than this are counted instead of written
 
@@ -68,16 +70,13 @@ class _Drawing:
     def __init__(self, schedule: Schedule):
         self.devices, self.chunks = schedule.devices, schedule.chunks
         self.panel_width = self.devices * (CELL + GAP) + GAP
-        self.lines = _broken(lines(schedule), int(WIDEST / (self.panel_width + SPACE)))
+        self.lines = broken(lines(schedule), int(WIDEST / (self.panel_width + SPACE)))
         self.panels = [panel for line in self.lines for panel in line.panels]
-        arrows = [arrow for panel in self.panels for arrow in panel.arrows]
-        reach = max(map(_reach, arrows), default=0)
-        self.arcs = ARC * (reach + 1) if reach > 1 else 0.0
-        self.row_height = CELL + ROW_GAP + self.arcs
-        self.line_height = HEADING + HEADER + self.chunks * self.row_height + SPACE
+        self.rows = [_rows(line, self.chunks) for line in self.lines]
         columns = max(len(line.panels) for line in self.lines)
         width = LABEL + columns * (self.panel_width + SPACE) - SPACE
-        self.height = 2 * MARGIN + TITLE + len(self.lines) * self.line_height + LEGEND
+        line_heights = sum(rows[-1] + SPACE for rows in self.rows)
+        self.height = 2 * MARGIN + TITLE + line_heights + LEGEND
         self.page = Page(
             2 * MARGIN + max(width, NARROWEST), self.height, "draw_schedule"
         )
@@ -86,26 +85,25 @@ class _Drawing:
         """Draws everything."""
         style = {"ha": "left", "va": "top"}
         self.page.text(MARGIN, MARGIN, title, 13, weight="bold", **style)
-        for i, line in enumerate(self.lines):
-            top = MARGIN + TITLE + i * self.line_height
+        top = MARGIN + TITLE
+        for line, rows in zip(self.lines, self.rows, strict=True):
             self.page.text(MARGIN, top, line.title, 10, color=MUTED, **style)
             for chunk in range(self.chunks):
-                y = self.cell_top(top, chunk) + CELL / 2
+                y = top + rows[chunk] + CELL / 2
                 self.page.text(MARGIN, y, f"chunk {chunk}", 8, ha="left", color=MUTED)
             for j, panel in enumerate(line.panels):
                 left = MARGIN + LABEL + j * (self.panel_width + SPACE)
-                self.draw_panel(left, top, panel)
+                self.draw_panel(left, top, panel, [top + row for row in rows])
+            top += rows[-1] + SPACE
         self.draw_legend(MARGIN, self.height - MARGIN - CELL / 2)
 
     def cell_left(self, left: float, device: int) -> float:
         """Left edge of a device's cells in the panel at `left`."""
         return left + GAP + device * (CELL + GAP)
 
-    def cell_top(self, top: float, chunk: int) -> float:
-        """Upper edge of a chunk's cells in the line at `top`."""
-        return top + HEADING + HEADER + chunk * self.row_height + self.arcs
-
-    def draw_panel(self, left: float, top: float, panel: Panel) -> None:
+    def draw_panel(
+        self, left: float, top: float, panel: Panel, rows: list[float]
+    ) -> None:
         """One moment, with its title and the numbers of the devices."""
         y, middle = top + HEADING, left + self.panel_width / 2
         self.page.text(middle, y, panel.title, 9.5, weight="bold")
@@ -113,12 +111,15 @@ class _Drawing:
             x = self.cell_left(left, device) + CELL / 2
             self.page.text(x, y + 0.23, f"dev {device}", 7.5, color=MUTED)
         for cell in panel.cells:
-            x, y = self.cell_left(left, cell.device), self.cell_top(top, cell.chunk)
+            x, y = self.cell_left(left, cell.device), rows[cell.chunk]
             gid = f"{panel.title}, device {cell.device}, chunk {cell.chunk}"
             self.draw_cell(x, y, cell, gid)
+        landing = _landing(panel.arrows)
         for arrow in panel.arrows:
             back = Arrow(arrow.target, arrow.source, arrow.chunk, arrow.wraps)
-            self.draw_arrow(left, top, arrow, 0.07 if back in panel.arrows else 0.0)
+            aside = 0.07 if back in panel.arrows else 0.0
+            y = rows[arrow.chunk]
+            self.draw_arrow(left, y, arrow, aside, landing.get(arrow, 0.0))
 
     def draw_cell(self, x: float, y: float, cell: Cell, gid: str) -> None:
         """A cell's colour says how much it holds, its digits whose."""
@@ -136,22 +137,22 @@ class _Drawing:
                 x + CELL * across, y + CELL * down, f"{device}", 8.5, **style
             )
 
-    def draw_arrow(self, left: float, top: float, arrow: Arrow, aside: float) -> None:
-        """One arrow; `aside` keeps it apart from its opposite."""
+    def draw_arrow(
+        self, left: float, y: float, arrow: Arrow, aside: float, landing: float
+    ) -> None:
+        """One arrow; `aside` and `landing` keep it apart from others."""
         way = 1 if (arrow.target > arrow.source) != arrow.wraps else -1
         source = self.cell_left(left, arrow.source) + CELL / 2
         target = self.cell_left(left, arrow.target) + CELL / 2
-        y, reach = self.cell_top(top, arrow.chunk), _reach(arrow)
+        length = reach(arrow)
         middle, out, to = y + CELL / 2 - aside * way, CELL / 2 * way, GAP * way
         if arrow.wraps:
             self.page.arrow((source + out, middle), (source + out + to, middle))
             self.page.arrow((target - out - to, middle), (target - out, middle))
-        elif reach == 1:
+        elif length == 1:
             self.page.arrow((source + out, middle), (target - out, middle))
         else:
-            # Arcs to one target land side by side, the longest at the far edge.
-            target += 0.15 * (reach - 1) / (self.devices - 2) * way
-            self.page.arrow((source, y), (target, y), ARC * (reach + 1))
+            self.page.arrow((source, y), (target + landing, y), ARC * (length + 1))
 
     def draw_legend(self, x: float, y: float) -> None:
         """Says what colours, digits and arrows mean, on cells of this figure."""
@@ -176,22 +177,40 @@ def _meaning(cell: Cell, devices: int) -> str:
     """What the legend says of a cell."""
     if cell.share == 1:
         return "complete"
+    if len(cell.held) == 1:
+        return "own part"
     if devices > MOST_WRITTEN:
         return f"sum of {len(cell.held)} devices' contributions"
     *others, last = map(str, sorted(cell.held))
-    return f"sum over devices {', '.join(others)} and {last}" if others else "own part"
+    return f"sum over devices {', '.join(others)} and {last}"
 
 
-def _broken(laid_out: tuple[Line, ...], columns: int) -> list[Line]:
-    """Breaks lines that are too long for the page."""
-    columns = max(columns, 1)
-    return [
-        Line(line.title if start == 0 else "", line.panels[start : start + columns])
-        for line in laid_out
-        for start in range(0, len(line.panels), columns)
-    ]
+def _rows(line: Line, chunks: int) -> list[float]:
+    """How far below the line's top each row of cells begins, and the last one ends."""
+    longest = collections.Counter()
+    for arrow in (arrow for panel in line.panels for arrow in panel.arrows):
+        longest[arrow.chunk] = max(longest[arrow.chunk], reach(arrow))
+    rows = [HEADING + HEADER]
+    for chunk in range(chunks):  # arcs need room above their row
+        rows[-1] += ARC * (longest[chunk] + 1) if longest[chunk] > 1 else 0.0
+        rows.append(rows[-1] + CELL + ROW_GAP)
+    return rows
 
 
-def _reach(arrow: Arrow) -> int:
-    """How many devices further the chunk goes; 1 to a neighbour."""
-    return 1 if arrow.wraps else abs(arrow.target - arrow.source)
+def _landing(arrows: tuple[Arrow, ...]) -> dict[Arrow, float]:
+    """How far from the middle of its target each arc lands.
+
+    Arcs to one cell land side by side and do not cross: those from the left before
+    those from the right, and of each the longest at the far edge.
+    """
+    cells = collections.defaultdict(list)
+    for arrow in arrows:
+        if reach(arrow) > 1:
+            cells[arrow.target, arrow.chunk].append(arrow)
+    found = {}
+    for landing in cells.values():
+        landing.sort(key=lambda a: (a.source > a.target, -a.source))
+        apart = min(LANDING / len(landing), 0.09)
+        for i, arrow in enumerate(landing):
+            found[arrow] = apart * (i - (len(landing) - 1) / 2)
+    return found

@@ -8,10 +8,15 @@ the panel that the phase leads to.
 import collections
 import dataclasses
 import itertools
+import math
 
 from jaxdp.schedule import Holdings, Round, Schedule, Transfer, holdings
 
-PHASES = {"add": "Send and add", "replace": "Send and replace", "mixed": "Send"}
+PHASES = {
+    "add": "Send and add",
+    "replace": "Send and replace",
+    "mixed": "Send, and add or replace",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +86,23 @@ def lines(schedule: Schedule) -> tuple[Line, ...]:
     return tuple(result)
 
 
+def broken(laid_out: tuple[Line, ...], columns: int) -> list[Line]:
+    """Breaks lines that are too long for the page, into parts about as long."""
+    result = []
+    for line in laid_out:
+        parts = math.ceil(len(line.panels) / max(columns, 1))
+        width = math.ceil(len(line.panels) / parts)
+        for start in range(0, len(line.panels), width):
+            panels = line.panels[start : start + width]
+            result.append(Line("" if start else line.title, panels))
+    return result
+
+
+def reach(arrow: Arrow) -> int:
+    """How many devices further the chunk goes; 1 to a neighbour."""
+    return 1 if arrow.wraps else abs(arrow.target - arrow.source)
+
+
 def _phase(round_: Round) -> str:
     """The one `op` of a round, or "mixed"."""
     ops = {transfer.op for transfer in round_.transfers}
@@ -97,7 +119,10 @@ def _outcome(cells: tuple[Cell, ...], chunks: int) -> str:
     who = f"device {holders} holds" if len(complete) == 1 else f"devices {holders} hold"
     if set(complete) == devices:
         who = "every device holds"
-    many = " or ".join(map(str, sorted(set(complete.values()))))
+    fewest, most = min(complete.values()), max(complete.values())
+    many = {0: f"{most}", 1: f"{fewest} or {most}"}.get(
+        most - fewest, f"{fewest} to {most}"
+    )
     return f"{who} {many} of {chunks} chunks complete"
 
 

@@ -17,13 +17,13 @@ UNKNOWN = {"gpu": "a100", "tpu": "tpu-v6e"}
 # What joins GPUs of a form other than that which `data/chips` describes.
 FORMS = {"PCIE": "pcie4", "SXM2": "nvlink2"}
 # CPU devices share the memory of their process, and its cores. Their link was fitted
-# to which algorithm is quickest among 2, 4 and 8 of them on two cores; the rest is what
-# one of them reached.
+# to which algorithm is quickest among 2, 4 and 8 of them on two cores (`make experiment
+# EXP=algorithms` says how well); the rest is what one of them reached.
 HOST = Hardware(
     name="CPU devices",
-    flops_per_s=(("f32", 50e9),),
-    memory_bytes_per_s=5e9,
-    memory_bytes=2**33,
+    flops_per_s=(("f32", 40e9),),
+    memory_bytes_per_s=2e9,
+    memory_bytes=3 * 2**30,
     link=link("host-memory"),
     network=link("ethernet-10g"),
     devices_per_host=2**16,

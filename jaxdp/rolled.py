@@ -1,0 +1,240 @@
+"""Rounds that repeat, as one `lax.scan`: a program whose size does not grow with N.
+
+What a trip reads was there before the loop, or came in this trip, in the one before or
+in an earlier one. Of those before, the last alone is carried; all are kept if a trip
+reads further back, or if something after the loop reads them. A read that is handed
+what came in the trip before, and only at first something from outside, starts as that.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxdp.plan import Move, Phase, Read
+from jaxdp.rows import Source, picked
+
+if TYPE_CHECKING:
+    from jaxdp.executor import Execution
+
+OUTSIDE, NOW, BEFORE, HANDED, EARLIER = range(5)
+CARRIED = BEFORE, HANDED, EARLIER
+
+Key = tuple[int, int, int]  # one of these, the value, and the read that is handed it
+
+
+class Site(NamedTuple):
+    """One read of the loop's body.
+
+    Attributes:
+        read: What it reads, by number in `keys`.
+        keys: Where that is.
+        start: What it reads in the first trip, from outside, if it is handed the rest.
+    """
+
+    read: Read
+    keys: tuple[Key, ...]
+    start: Read | None = None
+
+
+def run_loop(execution: "Execution", phase: Phase, later: list[Read]) -> None:
+    """Runs a loop and registers those of its values that are read after it.
+
+    Args:
+        execution: The values so far.
+        phase: The rounds.
+        later: All reads after the loop.
+    """
+    _Loop(execution, phase, later).run()
+
+
+class _Loop:
+    """The rounds of a loop.
+
+    Attributes:
+        moves: By number of the value that they make.
+        sent: What each sends.
+        own: What each adds to what arrives.
+        last: Values of which the last trip's rows alone are read later.
+        stacked: Values of which more is.
+    """
+
+    def __init__(self, execution: "Execution", phase: Phase, later: list[Read]):
+        self.execution, self.phase = execution, phase
+        self.moves = {move.value: move for move in phase.moves}
+        self.sent = {
+            n: self._site(2 * n, move.sent, move.kind.complete)
+            for n, move in self.moves.items()
+        }
+        self.own = {
+            n: self._site(2 * n + 1, move.own, False)
+            for n, move in self.moves.items()
+            if move.own is not None
+        }
+        rows = {n: [r.row[r.value == n] for r in later] for n in self.moves}
+        read = {n: np.concatenate(found) for n, found in rows.items()}
+        first = {n: self._first_of_last(move) for n, move in self.moves.items()}
+        after = [n for n, found in read.items() if found.size]
+        self.last = [n for n in after if read[n].min() >= first[n]]
+        self.stacked = [n for n in after if n not in self.last]
+
+    def run(self) -> None:
+        """Runs them, and registers what is read later."""
+        self.outside = dict(self._outside())  # finished here, once, not in each trip
+        start = self._start()
+        stacked = [n for n in self.stacked if (EARLIER, n, 0) not in start]
+
+        def trip(carry, index):
+            now = self._trip(carry, index)
+            new = {key: self._carried(key, carry, now, index) for key in carry}
+            return new, {n: now[n] for n in stacked}
+
+        trips = jnp.arange(self.phase.trips, dtype=jnp.int32)
+        carry, made = lax.scan(trip, start, trips)
+        for n in self.stacked:
+            array = made[n] if n in made else carry[EARLIER, n, 0]
+            self._register(n, Source(array.reshape(-1, array.shape[-1])))
+        for n in self.last:
+            array = next(carry[k] for k in carry if k[1] == n and k[0] != EARLIER)
+            self._register(n, Source(array, self._first_of_last(self.moves[n])))
+
+    def _trip(self, carry: dict, index: jax.Array) -> dict[int, jax.Array]:
+        """What arrives in one trip, by value."""
+        now: dict[int, jax.Array] = {}
+        for round_ in self.phase.rounds:
+            sent = [
+                self.execution.sent(
+                    move.kind,
+                    self._read(self.sent[move.value], move, carry, now, index),
+                )
+                for move in round_
+            ]
+            for move, arrived in zip(round_, sent, strict=True):
+                if move.own is not None:
+                    own = self._read(self.own[move.value], None, carry, now, index)
+                    arrived = self.execution.added(arrived, own)
+                now[move.value] = arrived
+        return now
+
+    def _read(self, site: Site, sends: Move | None, carry, now, index) -> jax.Array:
+        """What a site reads in one trip."""
+        complete = sends is not None and sends.kind.complete
+        sources = {}
+        for number, (place, n, handed) in enumerate(site.keys):
+            if place == OUTSIDE:
+                sources[number] = self.outside[n, complete]
+                continue
+            array = now[n] if place == NOW else carry[place, n, handed]
+            sources[number] = Source(array)
+            if complete and not self.moves[n].kind.complete:
+                sources[number] = Source(array, 0, self.execution.finish)
+        return picked(sources, site.read, self.execution.rank, index)
+
+    def _outside(self) -> Iterator[tuple[tuple[int, bool], Source]]:
+        """What there is before the loop, by value and whether it is read complete."""
+        for site, sends in self._sites():
+            complete = sends is not None and sends.kind.complete
+            for place, n, _ in site.keys:
+                if place == OUTSIDE:
+                    yield (n, complete), self.execution.source(n, complete)
+
+    def _start(self) -> dict[Key, jax.Array]:
+        """What is carried into the first trip."""
+        start = {}
+        for site, sends in self._sites():
+            for key in site.keys:
+                if key[0] not in CARRIED or key in start:
+                    continue
+                move = self.moves[key[1]]
+                trips = self.phase.trips if key[0] == EARLIER else 1
+                rows, dtype = trips * move.kind.rows, self.execution.made(move.kind)
+                if site.start is None:
+                    start[key] = self.execution.zeros(rows, dtype)
+                else:
+                    complete = sends is not None and sends.kind.complete
+                    array = self.execution.read(site.start, complete)
+                    start[key] = array.astype(dtype)
+        for n in self.last:
+            if not any(key[1] == n and key[0] != EARLIER for key in start):
+                kind = self.moves[n].kind
+                zeros = self.execution.zeros(kind.rows, self.execution.made(kind))
+                start[BEFORE, n, 0] = zeros
+        return start
+
+    def _carried(self, key: Key, carry: dict, now: dict, index: jax.Array) -> jax.Array:
+        """What is carried into the next trip."""
+        place, n, _ = key
+        if place != EARLIER:
+            return now[n]
+        row = index * self.moves[n].kind.rows
+        return lax.dynamic_update_slice_in_dim(
+            carry[key], now[n], row, 0, allow_negative_indices=False
+        )
+
+    def _sites(self) -> Iterator[tuple[Site, Move | None]]:
+        """All reads, and the move that sends what is read, if one does."""
+        for n, site in self.sent.items():
+            yield site, self.moves[n]
+        for site in self.own.values():
+            yield site, None
+
+    def _register(self, n: int, source: Source) -> None:
+        """Makes a value known to what follows."""
+        self.execution.register(n, source, self.moves[n].kind.complete)
+
+    def _first_of_last(self, move: Move) -> int:
+        """The first row that the last trip makes."""
+        return (self.phase.trips - 1) * move.kind.rows
+
+    def _site(self, number: int, read: Read, complete: bool) -> Site:
+        """Finds where the body finds what it reads."""
+        trip = np.arange(self.phase.trips)[:, None, None]
+        rows = np.ones(read.value.shape, int)
+        for n, move in self.moves.items():
+            rows[read.value == n] = move.kind.rows
+        inside = np.isin(read.value, list(self.moves))
+        lag = np.where(inside, trip - read.row // rows, -1)
+        handed = self._handed(read, lag)
+        if handed is not None and self.moves[handed].kind.complete == complete:
+            return _handed_on(read, (HANDED, handed, number))
+        keys: list[Key] = []
+        value, row = np.full(read.value.shape, -1), read.row.copy()
+        for n in np.unique(read.value[read.value >= 0]).tolist():
+            mine = read.value == n
+            further = EARLIER if (lag[mine] > 1).any() else BEFORE
+            for place, there in (
+                (OUTSIDE, mine & ~inside),
+                (NOW, mine & (lag == 0)),
+                (further, mine & (lag > 0)),
+            ):
+                if there.any():
+                    value[there] = len(keys)
+                    keys.append((place, n, 0))
+                    if place in (NOW, BEFORE):
+                        row[there] %= self.moves[n].kind.rows
+        return Site(Read(value, row), tuple(keys))
+
+    def _handed(self, read: Read, lag: np.ndarray) -> int | None:
+        """The value that every trip after the first reads whole from the one before."""
+        found = np.unique(read.value[1:][read.value[1:] >= 0])
+        if len(found) != 1 or int(found[0]) not in self.moves:
+            return None
+        rows = self.moves[int(found[0])].kind.rows
+        valid = read.row[1:] >= 0
+        whole = (
+            rows == read.row.shape[2]
+            and not (valid & (read.row[1:] % rows != np.arange(rows))).any()
+        )
+        is_next = (lag[1:][valid] == 1).all() and (lag[0] < 0).all()
+        return int(found[0]) if whole and is_next else None
+
+
+def _handed_on(read: Read, key: Key) -> Site:
+    """A read of a carried array as it is."""
+    valid = read.value >= 0
+    whole = np.where(valid, np.arange(read.row.shape[2]), -1)
+    start = Read(read.value[:1], read.row[:1])
+    return Site(Read(np.where(valid, 0, -1), whole), (key,), start)
