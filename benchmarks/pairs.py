@@ -73,7 +73,7 @@ def compare_steps(
     starts: tuple[Any, Any],
     *,
     seconds: float,
-    limit: float,
+    limit: float | None,
 ) -> Row:
     """Compares two steps that donate their states.
 
@@ -82,7 +82,7 @@ def compare_steps(
         steps: Ours and the other, `state -> (state, arrays)`.
         starts: Their first states.
         seconds: How long to go on.
-        limit: The ratio that must not be passed.
+        limit: The ratio that must not be passed; None if nothing is promised.
     """
     states: list[Any] = [None, None]
     order = [0, 1]

@@ -52,7 +52,9 @@ class Running:
             rows = self._measured(case)
         except Exception as error:
             traceback.print_exc()
-            self.run["failed"].append({"name": case.name, "error": f"{error!r}"})
+            first = str(error).partition("\n")[0]  # all of it is on the terminal
+            why = f"{type(error).__name__}: {first}"
+            self.run["failed"].append({"name": case.name, "error": why})
         else:
             self.run["rows"] += map(history.written, rows)
         self._keep()

@@ -1,10 +1,35 @@
 """Which all-reduce is quickest, for how many bytes, on how many devices of what kind?
 
-Command:   make experiment EXP=algorithms      ARGS="--size-mb 64"
+Command:   make experiment EXP=algorithms      ARGS="--size-mb 4 --repeats 10"
 Hardware:  any; without GPUs, 8 forced host devices.
-Runtime:   about 3 min on two cores, nearly all of it timing.
+Runtime:   about 4 min on two cores, most of it timing.
 
-Expected numbers: to be written.
+All algorithms are counted and priced by their schedules, for 2 to 64 devices and 1 KiB
+to 1 GiB, on four kinds of hardware: H100 in one NVLink domain, H100 in hosts of 8 that
+InfiniBand joins, V100 on PCIe in hosts of 8 that share an Ethernet adapter of 10
+Gbit/s, and devices that each have one. Where the choice of `jaxdp.choose_algorithm`
+changes is found by bisection. Beside that all of them are timed in one process, which
+says nothing about links, but whether the choice is right there.
+
+Expected numbers, for N devices and K bytes:
+  sent by the busiest  2(N-1)K/N by rings, direct and, if N is a power of two,
+                       halving-doubling; none sends less. (N-1)K by a star's root
+  small buffers        recursive doubling: on 8 H100 up to 10.3 MiB, on Ethernet up to
+                       147 KiB; on 12 and more V100, which share adapters, to 16 KiB
+  large ones           the ring from 379 MiB on with 8 H100, from 5.25 MiB on Ethernet;
+                       sooner if N is no power of two: from 9.8 MiB with 6 H100
+  between them         halving-doubling: a ring's bytes in 2 log2 N rounds
+  between hosts        halving-doubling, or hierarchical if their number is no power of
+                       two: 24 and 48 devices
+  never                trees and stars: one device has more messages or more bytes
+  star / ring          64 at N = 64 for 1 GiB on Ethernet: predicted
+  measured             what is chosen takes at most 1.2 times the quickest; the ring up
+                       to 6 times, for small buffers on 8 forced host devices
+
+What is modelled: a latency and a rate of each link, messages of one device one after
+the other, adapters that hosts share. What is not: switches and tori, in which messages
+meet, messages that travel at once, additions. Latencies are assumptions (`links.toml`),
+and the sizes at which the choice changes are proportional to them.
 """
 
 import dataclasses

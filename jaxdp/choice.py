@@ -7,7 +7,7 @@ that latency is what costs go in few rounds, large ones in chunks.
 A ring needs links between neighbours only, its rounds are all alike, and it works on
 every number of devices. The model is not exact, and alpha nowhere published: so the
 standard algorithm of a collective, the ring, is chosen wherever it takes at most
-`TOLERANCE` longer than the quickest. Two devices are neighbours whatever they do: there
+5 % longer than the quickest. Two devices are neighbours whatever they do: there
 the quickest is chosen. Among equals the fewest rounds win.
 
 `N` is the number of devices, `K` the bytes of the buffer.
@@ -16,24 +16,17 @@ the quickest is chosen. Among equals the fewest rounds win.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jaxdp import algorithms
-from jaxdp.cost import cost, native_s, time_s
+from jaxdp.candidates import Candidates
 from jaxdp.schedule import Schedule
 from jaxdp.targets.hardware import Hardware
 from jaxdp.targets.hardware import hardware as described
-from jaxdp.targets.kinds import HOST, hardware_here
+from jaxdp.targets.kinds import hardware_here
 
-TOLERANCE = 0.05  # of the quickest time
-NATIVE = {  # collectives of XLA, in its words
-    "all_reduce": "all-reduce",
-    "reduce_scatter": "reduce-scatter",
-    "all_gather": "all-gather",
-    "broadcast": "collective-broadcast",
-}
 PRECISION = 0.01  # of the sizes of crossovers
 
 
@@ -87,7 +80,8 @@ class Choice:
     @property
     def schedule(self) -> Schedule:
         """What was chosen, as every `algorithm=` takes it."""
-        return _built(self.collective, self.algorithm, self.devices, self.hardware)
+        among = Candidates(self.collective, self.devices, self.hardware)
+        return among.schedule(self.algorithm)
 
     def __str__(self) -> str:
         """The candidates, the chosen one first."""
@@ -159,7 +153,8 @@ def choose_algorithm(
     """
     machine = hardware_here() if hardware is None else described(hardware)
     _check(size_bytes, devices, collective, itemsize)
-    return _choice(size_bytes, devices, machine, collective, itemsize, partial_itemsize)
+    widths = itemsize, partial_itemsize
+    return _choice(size_bytes, Candidates(collective, devices, machine, *widths))
 
 
 def crossovers(
@@ -196,13 +191,16 @@ def crossovers(
             f"crossovers got least_bytes={least_bytes} and most_bytes={most_bytes}. "
             "It needs 1 <= least_bytes <= most_bytes. Use 2**10 and 2**30, for example."
         )
+    among = Candidates(collective, devices, machine)
+
+    @functools.cache
+    def chosen(size_bytes: int) -> str:
+        times = {name: among.seconds(name, size_bytes) for name in among.names()}
+        return among.ordered(times)[0]
 
     sizes = [least_bytes]
     while sizes[-1] < most_bytes:  # half an octave apart
         sizes.append(min(math.ceil(sizes[-1] * math.sqrt(2)), most_bytes))
-    chosen = functools.cache(
-        lambda size_bytes: _ordered(_times(size_bytes, devices, machine, collective))[0]
-    )
     found = []
     for low, high in itertools.pairwise(sizes):
         while chosen(low) != chosen(high):
@@ -221,112 +219,20 @@ def _boundary(chosen: Callable[[int], str], low: int, high: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _choice(
-    size_bytes: int,
-    devices: int,
-    machine: Hardware,
-    collective: str,
-    itemsize: int,
-    partial_itemsize: int | None,
-) -> Choice:
+def _choice(size_bytes: int, among: Candidates) -> Choice:
     """Prices all candidates, and counts what they send."""
-    widths = itemsize, partial_itemsize
-    elements = -(-size_bytes // itemsize)
-    times = _times(size_bytes, devices, machine, collective, *widths)
-    candidates = []
-    for name in _ordered(times):
-        seconds, schedule = times[name]
-        sent_bytes = max(_sent(schedule, elements, *widths))
-        candidates.append(Candidate(name, len(schedule.rounds), sent_bytes, seconds))
-    native = None
-    if collective in NATIVE and machine != HOST:
-        given = elements if collective != "all_gather" else -(-elements // devices)
-        native = native_s(NATIVE[collective], given, itemsize, devices, machine)
-    return Choice(collective, size_bytes, devices, machine, tuple(candidates), native)
-
-
-def _seconds(
-    schedule: Schedule,
-    elements: int,
-    itemsize: int,
-    partial_itemsize: int | None,
-    machine: Hardware,
-) -> float:
-    """What a schedule takes.
-
-    CPU devices of one process share its memory and cores: there the bytes of all count,
-    not those of the busiest.
-    """
-    if machine != HOST:
-        return time_s(schedule, elements, itemsize, machine, partial_itemsize)
-    sent_bytes = sum(_sent(schedule, elements, itemsize, partial_itemsize))
-    return time_s(schedule, 0, 1, machine) + sent_bytes / machine.link.bytes_per_s
-
-
-def _sent(
-    schedule: Schedule, elements: int, itemsize: int, partial_itemsize: int | None
-) -> list[int]:
-    """Bytes that each device sends."""
-    length = -(-elements // schedule.chunks)
-    return [
-        length * size for size in _sent_by_one(schedule, itemsize, partial_itemsize)
-    ]
-
-
-@functools.lru_cache(maxsize=1024)
-def _sent_by_one(
-    schedule: Schedule, itemsize: int, partial_itemsize: int | None
-) -> tuple[int, ...]:
-    """The same if every chunk is one element: to count takes longer than to multiply."""
-    return cost(schedule, schedule.chunks, itemsize, partial_itemsize).sent_bytes
-
-
-def _times(
-    size_bytes: int,
-    devices: int,
-    machine: Hardware,
-    collective: str,
-    itemsize: int = 4,
-    partial_itemsize: int | None = None,
-) -> dict[str, tuple[float, Schedule]]:
-    """What each candidate takes, in the order of `SCHEDULES`."""
-    elements = -(-size_bytes // itemsize)
-    found = {}
-    for name in _names(collective, devices, machine):
-        schedule = _built(collective, name, devices, machine)
-        widths = itemsize, partial_itemsize
-        found[name] = _seconds(schedule, elements, *widths, machine), schedule
-    return found
-
-
-def _names(collective: str, devices: int, machine: Hardware) -> list[str]:
-    """The candidates, the standard one first."""
-    inside = machine.devices_per_host
-    hosts = collective == "all_reduce" and 1 < inside < devices and not devices % inside
-    return [*algorithms.SCHEDULES[collective], *(["hierarchical"] if hosts else [])]
-
-
-def _built(collective: str, name: str, devices: int, machine: Hardware) -> Schedule:
-    """The schedule of a candidate."""
-    inside = machine.devices_per_host
-    sizes = (devices // inside, inside) if name == "hierarchical" else None
-    return algorithms.build(collective, name, devices, sizes=sizes)
-
-
-def _ordered(times: Mapping[str, tuple[float, Schedule]]) -> list[str]:
-    """Names, the chosen one first, the others by time."""
-
-    def place(name: str) -> tuple[float, int]:
-        seconds, schedule = times[name]
-        return float(f"{seconds:.9g}"), len(schedule.rounds)  # sums differ in rounding
-
-    names = sorted(times, key=place)  # stable: the rest is by the order of `SCHEDULES`
-    standard, (_, schedule) = next(iter(times.items()))
-    allowed = 1 + TOLERANCE if schedule.devices > 2 else 1
-    if times[standard][0] <= allowed * times[names[0]][0]:
-        names.remove(standard)
-        names.insert(0, standard)
-    return names
+    times = {name: among.seconds(name, size_bytes) for name in among.names()}
+    priced = tuple(
+        Candidate(
+            name,
+            len(among.schedule(name).rounds),
+            max(among.sent_bytes(name, size_bytes)),
+            times[name],
+        )
+        for name in among.ordered(times)
+    )
+    about = among.collective, size_bytes, among.devices, among.hardware
+    return Choice(*about, priced, among.native_s(size_bytes))
 
 
 def _check(size_bytes: int, devices: int, collective: str, itemsize: int) -> None:

@@ -48,6 +48,7 @@ from jaxdp.packing import (
 )
 from jaxdp.primitive import AxisName, scheduled
 from jaxdp.schedule import Schedule
+from jaxdp.turns import Turns
 
 PyTree = Any
 Algorithm = str | Schedule
@@ -73,8 +74,10 @@ def all_reduce(
     Args:
         tree: Pytree of arrays of any shape.
         axis_name: The mesh axis, or a tuple of axes.
-        algorithm: `"ring"`, `"star"`, `"recursive_doubling"`, a
-            `jaxdp.schedule.Schedule`, or `"native"`: `lax.psum`, by no rounds of ours.
+        algorithm: `"ring"`, `"star"`, `"halving_doubling"` or another name in
+            `jaxdp.algorithms.SCHEDULES`; `"hierarchical"`, over two axes: hosts, and
+            devices in a host; a `jaxdp.schedule.Schedule`; or `"native"`: `lax.psum`,
+            by no rounds of ours.
             `"auto"` is the quickest by `jaxdp.choose_algorithm`, for the bytes of each
             buffer and the hardware of the mesh, known when it is traced. Between
             processes on CPUs it is the ring, and native between two: there gloo lets
@@ -98,6 +101,21 @@ def all_reduce(
     References:
         Patarasuk and Yuan, JPDC 2009, section 3 (ring).
     """
+    return all_reduce_in_turn(Turns(None), tree, axis_name, algorithm, mean, unroll)
+
+
+def all_reduce_in_turn(
+    turns: Turns,
+    tree: PyTree,
+    axis_name: AxisName,
+    algorithm: Algorithm,
+    mean: bool,
+    unroll: bool | None,
+) -> PyTree:
+    """As `all_reduce`, but each buffer that travels by rounds of ours takes its turn.
+
+    Not differentiable, and not for `vmap`: for designs.
+    """
     size = axis_size("all_reduce", axis_name)
     sizes = axis_sizes("all_reduce", axis_name)
     divisor = size if mean else 1
@@ -108,7 +126,7 @@ def all_reduce(
         collective = scheduled(
             *("all_reduce", algorithm, axis_name, size, 0, divisor, unroll), sizes
         )
-        return functools.partial(concatenated, collective)
+        return functools.partial(concatenated, turns.take(collective))
 
     if algorithm != "auto":
         return per_dtype(tree, is_summable, run_by(algorithm))
@@ -133,7 +151,8 @@ def reduce(
         tree: Pytree of arrays of any shape.
         axis_name: The mesh axis, or a tuple of axes.
         root: Rank that ends with the sum.
-        algorithm: `"star"` or a `jaxdp.schedule.Schedule`.
+        algorithm: `"star"`, another name in `jaxdp.algorithms.SCHEDULES`, or a
+            `jaxdp.schedule.Schedule`.
         mean: Divides by N.
         unroll: Whether every round is written out.
 
@@ -161,7 +180,8 @@ def broadcast(
         tree: Pytree of arrays of any shape and dtype; only the root's values matter.
         axis_name: The mesh axis, or a tuple of axes.
         root: Rank whose values go out.
-        algorithm: `"star"` or a `jaxdp.schedule.Schedule`.
+        algorithm: `"star"`, another name in `jaxdp.algorithms.SCHEDULES`, or a
+            `jaxdp.schedule.Schedule`.
         unroll: Whether every round is written out.
 
     Returns:
@@ -189,7 +209,8 @@ def reduce_scatter(
     Args:
         tree: Pytree of arrays of any shape.
         axis_name: The mesh axis, or a tuple of axes.
-        algorithm: `"ring"` or a `jaxdp.schedule.Schedule`.
+        algorithm: `"ring"`, another name in `jaxdp.algorithms.SCHEDULES`, or a
+            `jaxdp.schedule.Schedule`.
         mean: Divides by N.
         unroll: Whether every round is written out.
 
@@ -225,7 +246,8 @@ def all_gather(
     Args:
         tree: Pytree of arrays of any shape and dtype.
         axis_name: The mesh axis, or a tuple of axes.
-        algorithm: `"ring"` or a `jaxdp.schedule.Schedule`.
+        algorithm: `"ring"`, another name in `jaxdp.algorithms.SCHEDULES`, or a
+            `jaxdp.schedule.Schedule`.
         like: The tree that was given to `reduce_scatter`: undoes its padding, and
             leaves untouched what `reduce_scatter` left whole.
         unroll: Whether every round is written out.
@@ -262,7 +284,8 @@ def gather(
         tree: Pytree of arrays of any shape and dtype.
         axis_name: The mesh axis, or a tuple of axes.
         root: Rank that ends with all leaves.
-        algorithm: `"star"` or a `jaxdp.schedule.Schedule`.
+        algorithm: `"star"`, another name in `jaxdp.algorithms.SCHEDULES`, or a
+            `jaxdp.schedule.Schedule`.
         unroll: Whether every round is written out.
 
     Returns:
@@ -288,7 +311,8 @@ def scatter(
         tree: Pytree of arrays `[N, ...]` of any dtype; only the root's values matter.
         axis_name: The mesh axis, or a tuple of axes.
         root: Rank whose values go out.
-        algorithm: `"star"` or a `jaxdp.schedule.Schedule`.
+        algorithm: `"star"`, another name in `jaxdp.algorithms.SCHEDULES`, or a
+            `jaxdp.schedule.Schedule`.
         unroll: Whether every round is written out.
 
     Returns:

@@ -28,6 +28,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxdp import jaxprs
 from jaxdp.primitive import REPLICATED, SUMMING
+from jaxdp.waiting import MARK_CONSTANT
 
 PyTree = Any
 MARK = "jaxdp gradient of "
@@ -43,7 +44,6 @@ MARK_ALIKE = {  # what is not averaged, and what to do if it differs
 }
 MARK_AGGREGATED = "jaxdp aggregated over "
 MARK_VALUE = "jaxdp value of one replica"
-MARK_CONSTANT = "jaxdp constant"
 SUMS = frozenset({"psum", "psum2", "psum_invariant", "reduce_scatter"})
 LOCAL = frozenset({"axis_index", "pcast", "pvary", "shard_map"})
 ALIKE = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather"})
@@ -108,11 +108,6 @@ def mark_values(tree: PyTree) -> PyTree:
     Parameters that it has updated alone, say: to sum those is no sum of gradients.
     """
     return jax.tree.map(lambda leaf: checkpoint_name(leaf, MARK_VALUE), tree)
-
-
-def mark_constant(leaf: jax.Array) -> jax.Array:
-    """Names what is the same number always, whatever it is computed from."""
-    return checkpoint_name(leaf, MARK_CONSTANT)
 
 
 def check_summed_once(
@@ -192,7 +187,8 @@ class _Reader:
                 named = params["name"].removeprefix(mark_)
                 return [self._alike(named, facts[0], remedy)]
         if name == "jaxdp_collective":
-            return self._collective(params["collective"], join(facts))
+            found = self._collective(params["collective"], join(facts))
+            return found + [Fact()] * (len(eqn.outvars) - 1)  # that it is done
         if self.axis_name in _axes(params):
             return [self._native(name, params, join(facts))] * len(eqn.outvars)
         if name == "cond":

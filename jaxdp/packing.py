@@ -23,7 +23,7 @@ def axis_size(caller: str, axis_name: AxisName) -> int:
     """The number of devices on the axis; of several, on all together.
 
     Raises:
-        ValueError: An axis is not bound here, or is named twice.
+        ValueError: An axis is not bound here, or they are not in the mesh's order.
         TypeError: No axis.
     """
     sizes = axis_sizes(caller, axis_name)
@@ -34,7 +34,8 @@ def axis_sizes(caller: str, axis_name: AxisName) -> tuple[int, ...] | None:
     """The number of devices on each of several axes; None if one alone is named.
 
     Raises:
-        ValueError: An axis is not bound here, or is named twice.
+        ValueError: An axis is not bound here, or they are not in the mesh's order: for
+            `lax.ppermute` ranks count in that order, whatever a tuple says.
         TypeError: No axis.
     """
     several = isinstance(axis_name, tuple)
@@ -46,8 +47,8 @@ def axis_sizes(caller: str, axis_name: AxisName) -> tuple[int, ...] | None:
             "row, ranks through the last axis first."
         )
     # An axis that vmap binds has a size too, but no devices.
-    bound = jax.sharding.get_abstract_mesh().manual_axes
-    missing = [name for name in names if name not in bound]
+    mesh = jax.sharding.get_abstract_mesh()
+    missing = [name for name in names if name not in mesh.manual_axes]
     if missing:
         raise ValueError(
             f"{caller} got axis_name={axis_name!r}, and no axis of the name "
@@ -55,10 +56,13 @@ def axis_sizes(caller: str, axis_name: AxisName) -> tuple[int, ...] | None:
             "jax.shard_map or jax.pmap over that axis. Call it there, with the axis "
             "name of that mesh or pmap."
         )
-    if len(set(names)) < len(names):
+    order = tuple(name for name in mesh.axis_names if name in names)
+    if order != names:
         raise ValueError(
-            f"{caller} got axis_name={axis_name!r}, which names {len(names)} axes, "
-            f"{len(set(names))} of them different. Name each axis once."
+            f"{caller} got axis_name={axis_name!r} on a mesh with axes "
+            f"{mesh.axis_names}. It must name each axis once, in the mesh's order, in "
+            f"which ranks count: {order}. Name them so, or make the mesh in the other "
+            "order."
         )
     return tuple(map(lax.axis_size, names)) if several else None
 

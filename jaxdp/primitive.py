@@ -32,6 +32,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxdp import algorithms, executor
 from jaxdp.schedule import Schedule, local_rows, verify
+from jaxdp.waiting import never
 
 AxisName = str | tuple[str, ...]
 
@@ -78,20 +79,57 @@ class Collective:
         replicated = self.kind in REPLICATED and is_checked(self.axis_name)
         return self._bind(chunks, replicated)
 
+    def run_after(
+        self, after: jax.Array | None, chunks: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """As a call, but nothing is sent before something else is there.
+
+        Not differentiable, and not for `vmap`: for designs.
+
+        Args:
+            after: `[]`, a bool of `jaxdp.waiting.never`; None to wait for nothing.
+            chunks: As for a call, and not empty.
+
+        Returns:
+            What a call returns; and `[]`, such a bool of what the last round brings.
+        """
+        replicated = self.kind in REPLICATED and is_checked(self.axis_name)
+        chunks = self._varying(chunks)
+        after = jnp.zeros((), bool) if after is None else after
+        rounds = jax.make_jaxpr(self._rounds_after)(chunks, after)
+        how = {"collective": self, "replicated": replicated, "rounds": rounds}
+        return tuple(collective_after_p.bind(chunks, after, **how))
+
     def _bind(self, chunks: jax.Array, replicated: bool) -> jax.Array:
         """Runs, and types the result as replicated or as varying."""
         if not chunks.size:
             return jnp.zeros((local_rows(self.schedule.ends), 0), chunks.dtype)
-        missing = self.axes - varying_axes(chunks)
-        if missing:
-            chunks = lax.pcast(chunks, tuple(sorted(missing)), to="varying")
+        chunks = self._varying(chunks)
         rounds = jax.make_jaxpr(self._rounds)(chunks)
         return collective_p.bind(
             chunks, collective=self, replicated=replicated, rounds=rounds
         )
 
+    def _varying(self, chunks: jax.Array) -> jax.Array:
+        """Chunks whose type says that they differ between devices."""
+        missing = self.axes - varying_axes(chunks)
+        return lax.pcast(chunks, tuple(sorted(missing)), to="varying")
+
     def _rounds(self, chunks: jax.Array) -> jax.Array:
-        """The explicit program: `ppermute`s and additions.
+        """The explicit program: `ppermute`s and additions."""
+        return self._executed(None, chunks)[0]
+
+    def _rounds_after(
+        self, chunks: jax.Array, after: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The same, but later; and that it is done."""
+        result, landed = self._executed(after, chunks)
+        return result, never(landed)
+
+    def _executed(
+        self, after: jax.Array | None, chunks: jax.Array
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """The result, and what the last round brings.
 
         A sum that is narrowed is divided and rounded once, by whoever completed it, and
         travels on in the narrow dtype. Other sums are divided at the end, by everybody,
@@ -103,16 +141,13 @@ class Collective:
                 complete = complete / self.divisor
             return complete.astype(chunks.dtype)
 
-        run = functools.partial(
-            executor.execute,
-            self.schedule,
-            chunks,
-            self.axis_name,
+        narrows = executor.accumulation_dtype(chunks.dtype) != chunks.dtype
+        result, landed = executor.execute_after(
+            *(after, self.schedule, chunks, self.axis_name),
+            **({"finish": finish} if narrows else {}),
             unroll=self.unroll,
         )
-        if executor.accumulation_dtype(chunks.dtype) != chunks.dtype:
-            return run(finish)
-        return finish(run())
+        return result if narrows else finish(result), landed
 
     def transpose(self, cotangent: jax.Array, replicated: bool) -> jax.Array:
         """Applies the transposed collective; see the table above."""
@@ -155,7 +190,7 @@ collective_p = Primitive("jaxdp_collective")
 @collective_p.def_abstract_eval
 def _abstract_eval(chunks, *, collective, replicated, rounds):
     """The type of the rounds' result; replicated values drop the axis from it."""
-    (result,) = rounds.out_avals
+    result, *_ = rounds.out_avals
     varying = chunks.mat.varying
     if replicated:
         varying = varying - collective.axes
@@ -191,6 +226,31 @@ def _batch(arguments, dimensions, *, collective, replicated, rounds):
 
 
 batching.primitive_batchers[collective_p] = _batch
+
+
+# A collective that waits has a second argument and a second result, and no derivative.
+collective_after_p = Primitive("jaxdp_collective")
+collective_after_p.multiple_results = True
+
+
+@collective_after_p.def_abstract_eval
+def _abstract_eval_after(chunks, after, *, collective, replicated, rounds):
+    """The types of the rounds' result and of what tells that they are done."""
+    del after
+    how = {"collective": collective, "replicated": replicated, "rounds": rounds}
+    return [_abstract_eval(chunks, **how), rounds.out_avals[1]]
+
+
+@collective_after_p.def_impl
+def _run_after(chunks, after, *, collective, replicated, rounds):
+    """Runs the rounds as they stand in the jaxpr."""
+    del collective, replicated
+    return jaxpr_as_fun(rounds)(chunks, after)
+
+
+mlir.register_lowering(
+    collective_after_p, mlir.lower_fun(_run_after, multiple_results=True)
+)
 
 
 def varying_axes(x: jax.Array) -> frozenset:

@@ -6,8 +6,10 @@ concatenated and the rows looked up, which copies twice but reads each row once.
 
 Why this way: on CPUs selecting among a few single rows is quicker, because a lookup
 takes element by element: a ring of 4 forced devices and 16 MiB took 26 ms, and 32 ms by
-a lookup. On GPUs selecting among N would read N times as much. Between processes on
-CPUs every device has a branch of its own that copies each row once.
+a lookup. On GPUs selecting among N would read N times as much. Processes on CPUs have a
+link each but share the memory, so there every device has a branch of its own that
+copies each row once: a ring of 4 x 16 MiB at 400 Mbit/s took 537 ms, and 552 ms by a
+lookup.
 """
 
 import functools

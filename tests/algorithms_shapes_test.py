@@ -162,9 +162,9 @@ def test_the_remainder_is_in_the_message():
 def test_hierarchical_by_name_takes_two_axes():
     build = algorithms.build
     schedule = build("all_reduce", "hierarchical", 6, sizes=(3, 2))
-    assert verify(schedule) is algorithms.hierarchical(6, 3)
+    assert verify(schedule) == algorithms.hierarchical(6, 3)
     ring = build("all_reduce", "ring", 6, sizes=(3, 2))
-    assert ring is algorithms.ring(6)
+    assert ring == algorithms.ring(6)
     for sizes, axes in ((None, "one axis"), ((6,), r"\(6,\)"), ((1, 3, 2), r"\(1, 3")):
         message = rf"hierarchical' on .*{axes}.* 6 devices.*two.*hierarchical\(6, hosts"
         with pytest.raises(ValueError, match=message):

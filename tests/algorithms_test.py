@@ -43,7 +43,7 @@ def built(collective, algorithm):
 @over_all
 def test_every_schedule_is_proven(collective, algorithm):
     for schedule in built(collective, algorithm):
-        assert verify(schedule) is schedule
+        assert verify(schedule) == schedule
         assert bool(schedule.rounds) == (schedule.devices > 1)
 
 

@@ -119,10 +119,12 @@ def test_a_run_that_is_interrupted_at_once_keeps_the_page_of_the_last(bench, tmp
 
 
 def test_a_case_that_fails_is_named_and_the_others_go_on(bench, capsys):
-    status, run = bench([of_values("a", ValueError("as asked")), of_values("b", 1.0)])
+    status, run = bench(
+        [of_values("a", ValueError("as asked\nand more")), of_values("b", 1.0)]
+    )
     assert status == 1 and names_and_values(run) == [("b", 1.0)]
-    assert run["failed"] == [{"name": "a", "error": "ValueError('as asked')"}]
-    assert "failed: a: ValueError('as asked')" in capsys.readouterr().out
+    assert run["failed"] == [{"name": "a", "error": "ValueError: as asked"}]
+    assert "failed: a: ValueError: as asked\n" in capsys.readouterr().out
 
 
 def test_what_is_not_installed_is_named_and_left_out(bench, capsys):

@@ -71,7 +71,7 @@ def test_any_repeating_schedule_executes_as_simulated(schedule, mode):
     everywhere(verify(schedule), mode, unroll=False)
 
 
-@pytest.mark.parametrize("devices", [4, 5, 6, 7])
+@pytest.mark.parametrize("devices", [5, 6, 7])
 @pytest.mark.parametrize(
     "algorithm", ["ring", "bidirectional_ring", "pipelined_star", "double_binary_tree"]
 )
@@ -237,7 +237,9 @@ def test_analyze_counts_the_trips_on_gpus():
     mesh = targets.mesh("h100", 4)
     run = helpers.per_device(in_loops(cases), mesh)
     with quietly():
-        compiled = targets.compile_for(run, [x for _, _, x in cases], target="h100", devices=4)
+        compiled = targets.compile_for(
+            run, [x for _, _, x in cases], target="h100", devices=4
+        )
     assert_sends(jaxdp.analyze(compiled), cases, 2, 4)
 
 

@@ -39,6 +39,8 @@ def schedules(devices):
         for name in of:
             root = devices - 1 if collective in ROOTED else 0
             yield collective, algorithms.build(collective, name, devices, root)
+    hosts = 2 - devices % 2
+    yield "all_reduce", algorithms.hierarchical(devices, hosts)
     servers = max(1, devices // 2)
     yield "execute", algorithms.sharded_servers_pull(devices, servers)
     for dedicated in (False, True) if devices > 1 else (False,):

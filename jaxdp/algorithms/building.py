@@ -71,13 +71,8 @@ def blocks(pairs: Sequence[Pair], firsts: Sequence[int], count: int, op) -> Roun
 
     `firsts[i]` is the first chunk of the block that pair `i` moves.
     """
-    offsets = range(count)
-    return Round(
-        tuple(
-            Transfer(tuple(pairs), tuple(first + offset for first in firsts), op)
-            for offset in offsets
-        )
-    )
+    moves = (tuple(first + offset for first in firsts) for offset in range(count))
+    return Round(tuple(Transfer(tuple(pairs), chunks, op) for chunks in moves))
 
 
 def backwards(schedule: Schedule, name: str) -> Schedule:

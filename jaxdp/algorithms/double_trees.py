@@ -19,7 +19,7 @@ can be coloured with two colours such that nobody has two children, or two paren
 one colour. In even rounds data goes along one colour, in odd rounds along the other:
 every round is one transfer, in which a device sends one chunk and receives another.
 
-Sources: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast,
+Sources: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast,
 reduction and scan", Parallel Computing 35 (2009): trees and colours; Jeaugey,
 "Massively Scale Your Deep Learning Training with NCCL 2.4", NVIDIA, 2019: an all-reduce
 by both trees, each with a root of its own.

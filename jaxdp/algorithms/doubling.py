@@ -16,12 +16,7 @@ The largest blocks go to the nearest rank, which is in the same host if any is. 
 runs backwards: complete blocks go the same ways, and double.
 """
 
-from jaxdp.algorithms.building import (
-    blocks,
-    everywhere,
-    for_any_devices,
-    whole,
-)
+from jaxdp.algorithms.building import blocks, everywhere, for_any_devices, whole
 from jaxdp.schedule import Round, Schedule
 
 
@@ -66,42 +61,34 @@ def halving_doubling(devices: int) -> Schedule:
     2 (p - 1) K / p + K bytes, the odd one K, the others 2 (p - 1) K / p.
 
     References:
-        Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004,
-        section 4; Thakur, Rabenseifner and Gropp, IJHPCA 2005, section 4.5.
+        Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004, of
+        which this is the all-reduce by vector halving and distance doubling.
     """
     bits = devices.bit_length() - 1
     power = 1 << bits
     beyond = devices - power
     # Rank of each of the p that take part: the even one of a pair, or itself.
     ranks = [2 * i if i < beyond else i + beyond for i in range(power)]
-    halving = [_halving_round(ranks, bit, power) for bit in range(bits)]
-    doubling = [_doubling_round(ranks, bit, power) for bit in reversed(range(bits))]
-    rounds = [*halving, *doubling]
+    rounds = [_exchange(ranks, bit, "add") for bit in range(bits)]
+    rounds += [_exchange(ranks, bit, "replace") for bit in reversed(range(bits))]
     if beyond:
-        whole_, zeros = power, [0] * beyond
         given = [(2 * i + 1, 2 * i) for i in range(beyond)]
         taken = [(2 * i, 2 * i + 1) for i in range(beyond)]
-        rounds.insert(0, blocks(given, zeros, whole_, "add"))
-        rounds.append(blocks(taken, zeros, whole_, "replace"))
+        rounds.insert(0, blocks(given, [0] * beyond, power, "add"))
+        rounds.append(blocks(taken, [0] * beyond, power, "replace"))
     all_ = everywhere(devices, power)
     name = f"halving_doubling({devices})"
     return Schedule(name, devices, power, all_, all_, tuple(rounds))
 
 
-def _halving_round(ranks: list[int], bit: int, power: int) -> Round:
-    """Everybody sends the half that its partner keeps."""
-    count = power >> (bit + 1)
-    pairs = [(rank, ranks[i ^ 1 << bit]) for i, rank in enumerate(ranks)]
-    firsts = [_first(i ^ 1 << bit, bit + 1, power) for i in range(power)]
-    return blocks(pairs, firsts, count, "add")
-
-
-def _doubling_round(ranks: list[int], bit: int, power: int) -> Round:
-    """Everybody sends all it has complete."""
-    count = power >> (bit + 1)
-    pairs = [(rank, ranks[i ^ 1 << bit]) for i, rank in enumerate(ranks)]
-    firsts = [_first(i, bit + 1, power) for i in range(power)]
-    return blocks(pairs, firsts, count, "replace")
+def _exchange(ranks: list[int], bit: int, op) -> Round:
+    """Each adds to what its partner keeps, or gives its partner what it has kept."""
+    power = len(ranks)
+    partners = [i ^ 1 << bit for i in range(power)]
+    keepers = partners if op == "add" else range(power)
+    firsts = [_first(i, bit + 1, power) for i in keepers]
+    pairs = [(ranks[i], ranks[partner]) for i, partner in enumerate(partners)]
+    return blocks(pairs, firsts, power >> (bit + 1), op)
 
 
 def _first(i: int, bits: int, power: int) -> int:

@@ -47,8 +47,7 @@ def direct(devices: int) -> Schedule:
 
     References:
         Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
-        Operations in MPICH", IJHPCA 2005, sections 4.1 and 4.2: all-to-all and
-        pairwise exchange for reduce-scatter.
+        Operations in MPICH", IJHPCA 2005: the pairwise exchange for reduce-scatter.
     """
     scattered = direct_reduce_scatter(devices)
     return scattered.then(direct_all_gather(devices), f"direct({devices})")

@@ -31,9 +31,10 @@ def hierarchical(devices: int, hosts: int) -> Schedule:
 
     References:
         Jia et al., "Highly Scalable Deep Learning Training System with Mixed-Precision:
-        Training ImageNet in Four Minutes", arXiv 1807.11205, 2018, section 3.3; Ueno
-        and Yokota, "Exhaustive Study of Hierarchical AllReduce Patterns", CCGRID 2019,
-        section III: a ring across for each device of a host.
+        Training ImageNet in Four Minutes", arXiv 1807.11205, 2018: a hierarchy, with
+        one device of each host in the ring across. Mikami et al., "Massively
+        Distributed SGD: ImageNet/ResNet-50 Training in a Flash", arXiv 1811.05233,
+        2018: all of them, in "2D-Torus all-reduce".
     """
     inside = _devices_per_host(devices, hosts)
     across_add = [_across(inside, hosts, s, 1, "add") for s in range(hosts - 1)]

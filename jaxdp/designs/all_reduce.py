@@ -10,26 +10,16 @@ import math
 from typing import ClassVar
 
 from jaxdp.buckets import assign
-from jaxdp.collectives import Algorithm, all_reduce
+from jaxdp.collectives import Algorithm
 from jaxdp.compression import Compression
-from jaxdp.designs.bucketed import GPUS, Bucketed
+from jaxdp.designs.bucketed import GPUS, IN_FLIGHT, Bucketed
 from jaxdp.designs.compressed import Compressible
 from jaxdp.primitive import scheduled
 from jaxdp.schedule import Schedule
 
 
-class _ByRounds(Compressible):
-    """Base of designs whose rounds may be written out or run in loops."""
-
-    unroll: bool | None
-
-    def _mean(self, leaves, axis_name):
-        """Averages one bucket."""
-        return all_reduce(leaves, axis_name, self.algorithm, True, self.unroll)
-
-
 @dataclasses.dataclass(frozen=True)
-class RingAllReduce(_ByRounds):
+class RingAllReduce(Compressible):
     """Gradients travel around a ring, in buckets.
 
     Cost: per bucket 2 (N - 1) rounds; 2 (N - 1) K / N bytes sent per device in all;
@@ -46,6 +36,9 @@ class RingAllReduce(_ByRounds):
             as they are.
         unroll: Whether every round is written out in the program, as for
             `jaxdp.all_reduce`; compressed gradients travel as None says.
+        in_flight: How many buckets may travel at a time, in order; None for all that
+            are ready. With few, XLA places their rounds beside the backward pass (see
+            `jaxdp.turns`). Compressed gradients travel as None says.
     """
 
     bucket_cap_mb: float | None = 25.0
@@ -53,10 +46,11 @@ class RingAllReduce(_ByRounds):
     overlap: bool = True
     compression: Compression | None = None
     unroll: bool | None = None
+    in_flight: int | None = IN_FLIGHT
 
 
 @dataclasses.dataclass(frozen=True)
-class AllReduce(_ByRounds):
+class AllReduce(Compressible):
     """Gradients travel by any algorithm, in buckets.
 
     On a mesh with two axes all devices average together, ranks through the second axis
@@ -73,6 +67,7 @@ class AllReduce(_ByRounds):
         overlap: Whether buckets travel during the backward pass.
         compression: How gradients travel; on a mesh with one axis.
         unroll: As for `RingAllReduce`.
+        in_flight: As for `RingAllReduce`.
     """
 
     algorithm: Algorithm = "ring"
@@ -81,6 +76,7 @@ class AllReduce(_ByRounds):
     overlap: bool = True
     compression: Compression | None = None
     unroll: bool | None = None
+    in_flight: int | None = IN_FLIGHT
 
     most_axes: ClassVar[int] = 2
 

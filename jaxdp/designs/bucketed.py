@@ -3,7 +3,8 @@
 Buckets are flat, of one dtype, and filled in the order in which the backward pass
 finishes gradients; the first one is small. A bucket travels as soon as its gradients
 exist: no data dependence ties it to the rest of the backward pass (Li et al., VLDB
-2020, section 3.2).
+2020, section 3.2). Of the buckets that are ready few travel at a time, in order, as on
+the one stream of a communicator: see `jaxdp.turns`.
 """
 
 from typing import Any
@@ -12,24 +13,28 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.buckets import assign, is_summable, scoped
-from jaxdp.collectives import Algorithm, all_reduce
+from jaxdp.collectives import Algorithm, all_reduce_in_turn
 from jaxdp.designs.base import Design
 from jaxdp.loss import Contribution
+from jaxdp.turns import Turns
 from jaxdp.waiting import never
 
+IN_FLIGHT = 2  # buckets that travel at a time, unless one asks for another number
 GPUS = ("cuda", "gpu", "rocm")  # names of the platform
 
 
 class Bucketed(Design):
     """Base of designs that average in buckets; they have these options.
 
-    A bucket travels by `algorithm`.
+    A bucket travels by `algorithm`; so many at a time as `in_flight` says.
     """
 
     bucket_cap_mb: float | None
     first_bucket_mb: float | None
     overlap: bool
     algorithm: Algorithm = "ring"
+    in_flight: int | None = IN_FLIGHT
+    unroll: bool | None = None
 
     def check(self, devices):
         """Checks the options."""
@@ -43,16 +48,26 @@ class Bucketed(Design):
                     "packs everything into one bucket, and first_bucket_mb=None lets "
                     "the first one be as large as the others."
                 )
+        if self.in_flight is not None and not self.in_flight >= 1:
+            raise ValueError(
+                f"{type(self).__name__} got in_flight={self.in_flight}. At least 1 "
+                f"bucket must be able to travel at a time. Use {IN_FLIGHT}, the "
+                "default, or None to let all that are ready travel."
+            )
 
     def compiler_options(self, platform):
-        """Keeps XLA from combining permutes of different buckets.
+        """Keeps XLA from combining permutes of different buckets, and from guessing.
 
         On GPUs it combines small ones between the same devices, and then one bucket
-        waits for the gradients of another.
+        waits for the gradients of another. Its scheduler takes all transfers for
+        equally long, unless it is told to estimate them.
         """
         if platform not in GPUS:
             return {}
-        return {"xla_gpu_collective_permute_combine_threshold_bytes": 0}
+        options = {"xla_gpu_collective_permute_combine_threshold_bytes": 0}
+        if self.in_flight is not None:
+            options["xla_gpu_enable_analytical_latency_estimator"] = True
+        return options
 
     def assign(self, leaves, ready):
         """Buckets in the order in which their last leaf is ready."""
@@ -60,10 +75,10 @@ class Bucketed(Design):
 
     def averaged(self, leaves: list, ready: Any, axis_name: str) -> list:
         """Averages leaves over the replicas, bucket by bucket."""
-        leaves = self.released(leaves)
+        leaves, turns = self.released(leaves), Turns(self.in_flight)
         for scope, bucket in scoped(self.assign(leaves, ready), leaves):
             with scope:
-                mean = self._mean([leaves[i] for i in bucket], axis_name)
+                mean = self._mean([leaves[i] for i in bucket], axis_name, turns)
             for i, leaf in zip(bucket, mean, strict=True):
                 leaves[i] = leaf
         return leaves
@@ -81,9 +96,10 @@ class Bucketed(Design):
         """The leaves, as early as they may travel: all together without overlap."""
         return list(leaves) if self.overlap else _together(leaves)
 
-    def _mean(self, leaves: list, axis_name: str) -> list:
+    def _mean(self, leaves: list, axis_name: str, turns: Turns) -> list:
         """Averages one bucket."""
-        return all_reduce(leaves, axis_name, self.algorithm, mean=True)
+        how = self.algorithm, True, self.unroll
+        return all_reduce_in_turn(turns, leaves, axis_name, *how)
 
     def exchange(self, contribution, params, opt_state, update, axis_name):
         """Averages bucket by bucket, then updates on every device."""

@@ -245,8 +245,9 @@ class Zero(Compressible):
             state = Compressed(state, *compressed)
         return Updated(self._gathered(new, params, wire), state, results)
 
-    def _mean(self, leaves, axis_name):
+    def _mean(self, leaves, axis_name, turns):
         """Over all axes."""
+        del turns
         return Wire.over(axis_name, self.algorithm).everywhere(leaves)
 
     def _reduced(self, gradients: PyTree, ready: Any, wire: Wire) -> PyTree:

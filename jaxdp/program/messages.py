@@ -71,7 +71,7 @@ def messages(jaxpr: Any) -> tuple[Message, ...]:
 def _walk(jaxpr: Any, count: int) -> Iterator[Message]:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if eqn.primitive is collective_p:
+        if name == collective_p.name:
             yield _ours(eqn, count)
         elif name in KINDS:
             yield from _native(eqn, KINDS[name], count)
@@ -91,7 +91,7 @@ def _walk(jaxpr: Any, count: int) -> Iterator[Message]:
 
 
 def _ours(eqn: Any, count: int) -> Message:
-    collective, (given,) = eqn.params["collective"], eqn.invars
+    collective, (given, *_) = eqn.params["collective"], eqn.invars
     dtype = given.aval.dtype
     partial = accumulation_dtype(dtype).itemsize
     return Message(

@@ -16,9 +16,9 @@ from jaxdp.targets.hardware import Hardware, hardware, link
 UNKNOWN = {"gpu": "a100", "tpu": "tpu-v6e"}
 # What joins GPUs of a form other than that which `data/chips` describes.
 FORMS = {"PCIE": "pcie4", "SXM2": "nvlink2"}
-# CPU devices share the memory of their process, and its cores. Their link was fitted
-# to which algorithm is quickest among 2, 4 and 8 of them on two cores (`make experiment
-# EXP=algorithms` says how well); the rest is what one of them reached.
+# CPU devices share the memory of their process, and its cores. Their link was fitted to
+# which algorithm is quickest among 2, 4 and 8 of them on two cores: docs/algorithms.md
+# says how well. The rest is what one of them reached.
 HOST = Hardware(
     name="CPU devices",
     flops_per_s=(("f32", 40e9),),
