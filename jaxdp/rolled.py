@@ -1,13 +1,11 @@
 """Rounds that repeat, as one `lax.scan`: a program whose size does not grow with N.
 
-What a trip reads was there before the loop, or came in this trip, in the one before or
-in an earlier one. Of those before, the last alone is carried; all are kept if a trip
-reads further back, or if something after the loop reads them. A read that is handed
-what came in the trip before, and only at first something from outside, starts as that.
+`jaxdp.sites` says what is carried from trip to trip. What came in all trips is kept if
+a trip reads further back than the one before, or if something after the loop reads it.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -16,28 +14,10 @@ from jax import lax
 
 from jaxdp.plan import Move, Phase, Read
 from jaxdp.rows import Source, picked
+from jaxdp.sites import BEFORE, CARRIED, EARLIER, NOW, OUTSIDE, Key, Site, found_in
 
 if TYPE_CHECKING:
     from jaxdp.executor import Execution
-
-OUTSIDE, NOW, BEFORE, HANDED, EARLIER = range(5)
-CARRIED = BEFORE, HANDED, EARLIER
-
-Key = tuple[int, int, int]  # one of these, the value, and the read that is handed it
-
-
-class Site(NamedTuple):
-    """One read of the loop's body.
-
-    Attributes:
-        read: What it reads, by number in `keys`.
-        keys: Where that is.
-        start: What it reads in the first trip, from outside, if it is handed the rest.
-    """
-
-    read: Read
-    keys: tuple[Key, ...]
-    start: Read | None = None
 
 
 def run_loop(execution: "Execution", phase: Phase, later: list[Read]) -> None:
@@ -66,11 +46,11 @@ class _Loop:
         self.execution, self.phase = execution, phase
         self.moves = {move.value: move for move in phase.moves}
         self.sent = {
-            n: self._site(2 * n, move.sent, move.kind.complete)
+            n: found_in(phase, move.sent, 2 * n, move.kind.complete)
             for n, move in self.moves.items()
         }
         self.own = {
-            n: self._site(2 * n + 1, move.own, False)
+            n: found_in(phase, move.own, 2 * n + 1)
             for n, move in self.moves.items()
             if move.own is not None
         }
@@ -188,53 +168,3 @@ class _Loop:
     def _first_of_last(self, move: Move) -> int:
         """The first row that the last trip makes."""
         return (self.phase.trips - 1) * move.kind.rows
-
-    def _site(self, number: int, read: Read, complete: bool) -> Site:
-        """Finds where the body finds what it reads."""
-        trip = np.arange(self.phase.trips)[:, None, None]
-        rows = np.ones(read.value.shape, int)
-        for n, move in self.moves.items():
-            rows[read.value == n] = move.kind.rows
-        inside = np.isin(read.value, list(self.moves))
-        lag = np.where(inside, trip - read.row // rows, -1)
-        handed = self._handed(read, lag)
-        if handed is not None and self.moves[handed].kind.complete == complete:
-            return _handed_on(read, (HANDED, handed, number))
-        keys: list[Key] = []
-        value, row = np.full(read.value.shape, -1), read.row.copy()
-        for n in np.unique(read.value[read.value >= 0]).tolist():
-            mine = read.value == n
-            further = EARLIER if (lag[mine] > 1).any() else BEFORE
-            for place, there in (
-                (OUTSIDE, mine & ~inside),
-                (NOW, mine & (lag == 0)),
-                (further, mine & (lag > 0)),
-            ):
-                if there.any():
-                    value[there] = len(keys)
-                    keys.append((place, n, 0))
-                    if place in (NOW, BEFORE):
-                        row[there] %= self.moves[n].kind.rows
-        return Site(Read(value, row), tuple(keys))
-
-    def _handed(self, read: Read, lag: np.ndarray) -> int | None:
-        """The value that every trip after the first reads whole from the one before."""
-        found = np.unique(read.value[1:][read.value[1:] >= 0])
-        if len(found) != 1 or int(found[0]) not in self.moves:
-            return None
-        rows = self.moves[int(found[0])].kind.rows
-        valid = read.row[1:] >= 0
-        whole = (
-            rows == read.row.shape[2]
-            and not (valid & (read.row[1:] % rows != np.arange(rows))).any()
-        )
-        is_next = (lag[1:][valid] == 1).all() and (lag[0] < 0).all()
-        return int(found[0]) if whole and is_next else None
-
-
-def _handed_on(read: Read, key: Key) -> Site:
-    """A read of a carried array as it is."""
-    valid = read.value >= 0
-    whole = np.where(valid, np.arange(read.row.shape[2]), -1)
-    start = Read(read.value[:1], read.row[:1])
-    return Site(Read(np.where(valid, 0, -1), whole), (key,), start)

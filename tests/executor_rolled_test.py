@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxdp
-from jaxdp import algorithms, executor, plan, targets
+from jaxdp import algorithms, executor, plan, sites, targets
 from jaxdp.cost import cost
 from jaxdp.schedule import Round, Schedule, Transfer, holdings, local_rows, verify
 from jaxdp.targets.quiet import quietly
@@ -36,14 +36,18 @@ def repeating(draw) -> Schedule:
             shift = draw(st.integers(1, devices - 1))
             count = draw(st.integers(1, devices))
             pairs = tuple((r, (r + shift) % devices) for r in range(count))
-            moves.append((pairs, draw(st.sampled_from(["add", "replace"]))))
+            op = draw(st.sampled_from(["add", "replace"]))
+            moves += [(pairs, op)] * draw(st.sampled_from([1, 1, 2]))
         body.append(moves)
     schedule = Schedule("random", devices, chunks, starts, (), ())
     for _ in range(draw(st.integers(2, 6))):
         for moves in body:
-            transfers = []
-            for pairs, op in moves:
-                moved = tuple(draw(st.integers(0, chunks - 1)) for _ in pairs)
+            transfers, moved = [], ()
+            for place, (pairs, op) in enumerate(moves):
+                if place and moves[place - 1] == (pairs, op):  # two travel together
+                    moved = tuple((chunk + 1) % chunks for chunk in moved)
+                else:
+                    moved = tuple(draw(st.integers(0, chunks - 1)) for _ in pairs)
                 transfers.append(Transfer(pairs, moved, op))
                 rounds = (*schedule.rounds, Round(tuple(transfers)))
                 longer = Schedule("random", devices, chunks, starts, (), rounds)
@@ -69,6 +73,53 @@ def repeating(draw) -> Schedule:
 @hypothesis.given(schedule=repeating(), mode=st.sampled_from(helpers.MODES))
 def test_any_repeating_schedule_executes_as_simulated(schedule, mode):
     everywhere(verify(schedule), mode, unroll=False)
+
+
+def test_what_a_trip_reads_is_found():
+    """Of value 5, two trips of one row: of this trip at first, then of the last one."""
+
+    def read(*rows):
+        row = np.array(rows).reshape(-1, 1, 1)
+        return plan.Read(np.full(row.shape, 5), row)
+
+    kind = plan.Kind(((0, 1),), "replace", "own", 1)
+    phase = plan.Phase(3, ((plan.Move(kind, 5, read(0, 0, 0), None),),))
+    mixed = sites.found_in(phase, read(0, 0, 1), 7)
+    assert mixed.keys == ((sites.NOW, 5, 0), (sites.BEFORE, 5, 0))
+    assert mixed.read.value.ravel().tolist() == [0, 1, 1]
+    value = np.array([4, 5, 5]).reshape(-1, 1, 1)
+    handed = sites.found_in(phase, plan.Read(value, read(9, 0, 1).row), 7)
+    assert handed.keys == ((sites.HANDED, 5, 7),)
+    assert handed.start is not None
+    assert (handed.start.value, handed.start.row) == (4, 9)
+    further = sites.found_in(phase, plan.Read(value, read(9, 0, 0).row), 7)
+    assert further.keys == ((sites.OUTSIDE, 4, 0), (sites.EARLIER, 5, 0))
+
+
+@pytest.mark.parametrize("late", [1, 2, 3])
+def test_chunks_are_sent_on_some_trips_later(late):
+    """Two chunks a round from 0 to 1, which sends them to 2 so many rounds later.
+
+    Before them device 1 sends what it starts with.
+    """
+    rounds, first = 6, 2 * late  # chunks of device 0 begin with that one
+    starts = ((1,),) * first + ((0,),) * (2 * rounds)
+
+    def transfers(pair, chunk):
+        return [Transfer((pair,), (chunk + i,), "replace") for i in range(2)]
+
+    schedule = Schedule(
+        "late",
+        *(3, first + 2 * rounds, starts),
+        ends=((1, 2),) * (2 * rounds) + ((0, 1),) * first,
+        rounds=tuple(
+            Round((*transfers((0, 1), first + 2 * i), *transfers((1, 2), 2 * i)))
+            for i in range(rounds)
+        ),
+    )
+    (phase,) = plan.planned(schedule, False, True).phases
+    assert (phase.trips, len(phase.moves)) == (rounds, 2)
+    everywhere(verify(schedule), "checked", unroll=False)
 
 
 @pytest.mark.parametrize("devices", [5, 6, 7])
@@ -124,7 +175,7 @@ def test_gradients_are_the_same(check_vma):
 
     def gradient(unroll):
         def local(x):
-            total = 0.0
+            total = jnp.zeros(())
             for kind in kinds:
                 for moved in jax.tree.leaves(both(kind, devices, unroll)(x[0])):
                     weights = jnp.arange(1.0, moved.size + 1).reshape(moved.shape)

@@ -41,7 +41,7 @@ def test_every_entry_comes_out(steps, shape, modulus, stride, base, data):
     def entry(trip, rank, column):
         return base + stride * ((b * trip + a * rank + e * column) % modulus)
 
-    entries = table(*shape, entry)
+    entries = table(shape[0], shape[1], shape[2], entry)
     holes = data.draw(st.lists(st.booleans(), min_size=0, max_size=entries.size - 1))
     entries.reshape(-1)[: len(holes)][np.array(holes, bool)] = -1
     found = formula(entries)

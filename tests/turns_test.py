@@ -50,7 +50,7 @@ def waits(in_flight):
     found = dependence(program)
     rounds: dict[int, list[str]] = {}
     for name, op in found.collectives.items():
-        (number,) = re.findall(r"bucket_(\d+)", op.scope)
+        (number,) = re.findall(r"bucket_(\d+)", op.op_name)
         rounds.setdefault(int(number), []).append(name)
     ordered = {
         number: sorted(names, key=lambda name: len(found.waits_for[name] & {*names}))
@@ -148,13 +148,13 @@ def test_xla_is_told_to_estimate_transfers_only_where_buckets_take_turns():
 
 @needs_compiler("h100")
 def test_on_h100_rings_that_take_turns_hide_behind_the_backward_pass():
-    """16 layers of 2048 x 2048; 4,096 rows a device: 69 us a product, 30 a round."""
-    width, rows = 2048, 4096
+    """16 layers of 2048 x 2048, 16,384 rows a device: 278 us a product, 15 a round."""
+    width, rows = 2048, 16384
     weight = jax.ShapeDtypeStruct((width, width), jnp.bfloat16)
     row = jax.ShapeDtypeStruct((8 * rows, width), jnp.bfloat16)
     params = {f"{i:02}": weight for i in range(16)}
     batch = {"x": row, "y": row}
-    design = jaxdp.RingAllReduce(bucket_cap_mb=8.0)
+    design = jaxdp.RingAllReduce(bucket_cap_mb=16.0)
     exposed, steps = [], []
     for in_flight in (None, 2):
         train = jaxdp.data_parallel(
@@ -169,5 +169,5 @@ def test_on_h100_rings_that_take_turns_hide_behind_the_backward_pass():
         exposed.append(timeline.exposed_fraction)
         steps.append(timeline.step_s)
     print(exposed, steps)
-    assert exposed[1] < 0.6 * exposed[0]
+    assert exposed[1] < 0.5 * exposed[0]
     assert steps[1] < steps[0]
