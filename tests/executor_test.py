@@ -279,3 +279,31 @@ def test_fewer_owners_than_devices():
     )
     schedule = Schedule("owners", 3, 2, ((0, 1, 2),) * 2, ((0,), (1,)), (gather,))
     assert_executes_as_simulated(verify(schedule), "unchecked")
+
+
+def test_a_contribution_that_came_with_sums_goes_on_as_it_was():
+    """Chunk 1 goes from 2 to 0 beside a sum, in float32, and then in its own dtype."""
+    rounds = (
+        Round((Transfer(((0, 1),), (0,), "add"),)),
+        Round((Transfer(((1, 2), (2, 0)), (0, 1), "replace"),)),
+        Round((Transfer(((0, 1),), (1,), "add"), Transfer(((2, 3),), (0,), "add"))),
+    )
+    schedule = Schedule("beside", 4, 2, ((0, 1, 3), (1, 2)), ((3,), (1,)), rounds)
+    assert_executes_as_simulated(verify(schedule), "checked")
+    run = helpers.per_device(
+        lambda x: executor.execute(schedule, x, "data"), jaxdp.data_mesh(4)
+    )
+    given = jax.ShapeDtypeStruct((4, 2, 5), jnp.bfloat16)
+    found = helpers.permutes(helpers.compiled_text(run, given))
+    assert sorted(p.dtype for p in found) == ["f32", "f32", "u16", "u16"]
+
+
+@pytest.mark.parametrize(("devices", "rounds"), [(4, 4), (6, 6), (8, 6)])
+def test_what_goes_the_same_way_in_a_round_goes_together(devices, rounds):
+    """Halving-doubling: one permute per round, of half of what is left."""
+    found = program("all_reduce", "halving_doubling", devices, ((48,), jnp.float32))
+    assert len(found) == rounds
+    half = {4: [24, 12, 12, 24], 8: [24, 12, 6, 6, 12, 24]}
+    # Of six, two give all they have to a neighbour before, and get the sum after.
+    sent = [48, *half[4], 48] if devices == 6 else half[devices]
+    assert [p.elements for p in found] == sent

@@ -21,6 +21,14 @@ def test_a_ring_has_a_formula():
     assert (found.steps[:2], found.modulus, found.at(3, 2, 0)) == ((7, 1), 8, 6)
 
 
+def test_every_third_row_has_a_formula():
+    """Rows 2, 5, 8, ..., 14 and round again: a ring of five with rows between."""
+    found = formula(table(4, 6, 1, lambda s, r, c: 2 + 3 * ((r + s) % 5)))
+    assert found is not None
+    assert (found.stride, found.base, found.modulus) == (3, 2, 5)
+    assert [found.at(3, rank, 0) for rank in range(6)] == [11, 14, 2, 5, 8, 11]
+
+
 def test_what_is_no_ring_has_none():
     assert formula(table(1, 8, 1, lambda s, r, c: r ^ 1)) is None
     assert formula(np.array([[[0], [1], [1]]])) is None

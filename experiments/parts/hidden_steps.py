@@ -44,11 +44,6 @@ class Way(NamedTuple):
     design: jaxdp.Design
     two_axes: bool = False
 
-    @property
-    def label(self) -> str:
-        """How figures call it."""
-        return f"{self.name}, {self.variant}"
-
 
 class Step(NamedTuple):
     """A compiled step.
@@ -73,6 +68,11 @@ class Step(NamedTuple):
     program: jax.stages.Compiled
     compile_s: float
 
+    @property
+    def name(self) -> str:
+        """How files are called."""
+        return f"{self.model}, {self.way.name}, {self.way.variant}"
+
     def timeline(self, machine: Hardware) -> Timeline:
         """The step on some hardware, with its own number of devices in a host."""
         per_host = self.devices // self.hosts
@@ -81,22 +81,28 @@ class Step(NamedTuple):
         )
 
 
-def ways(hosts: int) -> list[Way]:
-    """What is compared; the last one with several hosts only."""
-    all_reduce = jaxdp.AllReduce(HIERARCHICAL)
+def ways(hosts: int, tiny: bool = False) -> list[Way]:
+    """What is compared; the ring and XLA's own collectives alone in tiny form.
+
+    Two rings in one, inside hosts and between them, need several hosts. Programs of
+    several hosts compile slowly: of ZeRO there is only what is.
+    """
     every = [
         Way(RING, BEFORE, jaxdp.RingAllReduce(in_flight=None)),
         Way(RING, AFTER, jaxdp.RingAllReduce()),
         Way(NATIVE, MERGED, jaxdp.NativeAllReduce()),
         Way(NATIVE, BUCKETS, jaxdp.NativeAllReduce(bucket_cap_mb=25.0)),
-        Way("Zero(2)", BEFORE, Together(2)),
-        Way("Zero(2)", AFTER, jaxdp.Zero(2)),
-        Way("Zero(3)", BEFORE, Together(3)),
-        Way("Zero(3)", AFTER, jaxdp.Zero(3)),
-        Way(HIERARCHICAL, BEFORE, dataclasses.replace(all_reduce, in_flight=None), True),
-        Way(HIERARCHICAL, AFTER, all_reduce, True),
     ]
-    return [way for way in every if hosts > 1 or not way.two_axes]
+    if tiny:
+        return every
+    for stage in (2, 3):
+        name = f"Zero({stage})"
+        if hosts == 1:
+            every.append(Way(name, BEFORE, Together(stage)))
+        every.append(Way(name, AFTER, jaxdp.Zero(stage)))
+    if hosts > 1:
+        every.append(Way(HIERARCHICAL, AFTER, jaxdp.AllReduce(HIERARCHICAL), True))
+    return every
 
 
 def machines() -> list[Hardware]:

@@ -17,7 +17,10 @@ PREDICTED = (
     "predicted from compiled programs, of the busiest device; native ratio: to the "
     "step of NativeAllReduce as XLA merges it"
 )
-READ = "read from the compiled programs; gaps, predicted: no kernel runs"
+READ = (
+    "collectives that were compiled, permutes and others, and how many of them block "
+    "the device; in a gap, predicted, no kernel runs; kept: the design's buckets"
+)
 REACH_MODEL, REACH_DEVICES = "GPT-2 small", 8
 
 
@@ -54,31 +57,33 @@ def _times(step: Step, timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def scheduled(steps: Sequence[Step], machine: Hardware) -> Rows:
-    """What XLA made of the collectives, and where kernels are missing.
+def scheduled(steps: Sequence[Step], machine: Hardware) -> dict[str, Rows]:
+    """What XLA made of the collectives, and where kernels are missing, by model.
 
     Args:
         steps: As for `times`.
         machine: What gaps between kernels are predicted for.
     """
-    return [_scheduled(step, machine) for step in steps]
+    names = dict.fromkeys(step.model for step in steps)
+    return {
+        f"schedules of {name}": [
+            _scheduled(step, machine) for step in steps if step.model == name
+        ]
+        for name in names
+    }
 
 
 def _scheduled(step: Step, machine: Hardware) -> dict[str, Any]:
     found = step.verdict.distances
     permutes = [one for one in found if one.kind == PERMUTE]
-    others = [one for one in found if one.kind != PERMUTE]
     gaps = [*gaps_s(step.timeline(machine))]
     return {
-        "model": step.model,
         "design": step.way.name,
         "variant": step.way.variant,
         "devices": step.devices,
         "permutes": len(permutes),
-        "synchronous": sum(one.blocking for one in permutes),
-        "other collectives": len(others),
-        "synchronous others": sum(one.blocking for one in others),
-        "gaps": len(gaps),
+        "others": len(found) - len(permutes),
+        "synchronous": sum(one.blocking for one in found),
         "longest gap_ms": 1e3 * max(gaps, default=0.0),
         "kept": step.verdict.kept,
         "compile_s": round(step.compile_s, 1),

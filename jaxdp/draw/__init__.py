@@ -11,3 +11,4 @@ from jaxdp.draw.chunks import draw_schedule as draw_schedule
 from jaxdp.draw.gantt import draw_gantt as draw_gantt
 from jaxdp.draw.lanes import draw_lanes as draw_lanes
 from jaxdp.draw.timeline import draw_timeline as draw_timeline
+from jaxdp.draw.timeline import draw_timelines as draw_timelines

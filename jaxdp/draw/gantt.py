@@ -75,7 +75,7 @@ def draw_gantt(
 def describe(
     axes: Any, lanes: Sequence[str], handles: Sequence[Any], title: str, note: str
 ) -> None:
-    """Title, note, lanes from top to bottom, and a legend below the time axis."""
+    """Title, note, lanes from top to bottom; a legend, if any, below the time axis."""
     from matplotlib.transforms import ScaledTranslation
 
     axes.set_title(title, loc="left", fontweight="bold", color=INK, fontsize=12, pad=22)
@@ -90,8 +90,10 @@ def describe(
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color("#d9dee3")
+    if not handles:
+        return
     rows = -(-len(handles) // COLUMNS)
-    columns = -(-len(handles) // rows) if handles else 1
+    columns = -(-len(handles) // rows)
     below = ScaledTranslation(0, -0.5, axes.figure.dpi_scale_trans)
     axes.legend(  # matplotlib fills column by column; this reads row by row
         handles=[handle for i in range(columns) for handle in handles[i::columns]],

@@ -61,23 +61,46 @@ def draw_timeline(
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    figure = empty_figure(WIDTH, TALL, "draw_timeline")
+    title = title or f"One step on {timeline.hardware.name}, predicted"
+    return draw_timelines({title: timeline}, path)
+
+
+def draw_timelines(
+    timelines: "Mapping[str, Timeline]", path: str | os.PathLike | None = None
+) -> "Figure":
+    """Draws timelines below each other, on one axis of time, to compare them.
+
+    Args:
+        timelines: By title; at least one.
+        path: As for `draw_timeline`.
+
+    Returns:
+        The matplotlib figure, with axes for each, in order.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    figure = empty_figure(WIDTH, TALL * len(timelines), "draw_timeline")
     from matplotlib.patches import Patch  # after the check that there is matplotlib
 
     figure.set_layout_engine("constrained", h_pad=0.1, w_pad=0.1)
-    axes = figure.subplots()
-    end_s = timeline.step_s or 1.0
+    every = figure.subplots(len(timelines), sharex=True, squeeze=False).flat
+    end_s = max(timeline.step_s for timeline in timelines.values()) or 1.0
     scale, unit = next((u for u in UNITS if end_s * u[0] >= 1), UNITS[-1])
-    ranges = _ranges(timeline)
-    many = len(timeline.bars) > MOST_BARS
-    (_areas if many else _bars)(axes, ranges, scale, end_s)
-    axes.axvline(scale * timeline.step_s, color=INK, linewidth=1.4).set_gid("step")
-    axes.set_xlim(0, 1.01 * scale * end_s)
-    axes.set_xlabel(f"time ({unit})", color=MUTED)
-    handles = [Patch(label=kind, **_style(kind)) for _, kind in ranges]
-    title = title or f"One step on {timeline.hardware.name}, predicted"
-    note = _note(timeline) + (SHARES if many else "")
-    describe(axes, LANES, handles, title, note)
+    kinds: dict[str, None] = {}
+    for axes, (title, timeline) in zip(every, timelines.items(), strict=True):
+        ranges = _ranges(timeline)
+        many = len(timeline.bars) > MOST_BARS
+        (_areas if many else _bars)(axes, ranges, scale, end_s)
+        axes.axvline(scale * timeline.step_s, color=INK, linewidth=1.4).set_gid("step")
+        kinds |= dict.fromkeys(kind for _, kind in ranges)
+        last = axes is figure.axes[-1]
+        handles = [Patch(label=k, **_style(k)) for k in _ordered(kinds)] if last else []
+        describe(
+            axes, LANES, handles, title, _note(timeline) + (SHARES if many else "")
+        )
+    figure.axes[-1].set_xlim(0, 1.01 * scale * end_s)
+    figure.axes[-1].set_xlabel(f"time ({unit})", color=MUTED)
     if path is not None:
         figure.savefig(os.fspath(path))
     return figure
@@ -142,8 +165,13 @@ def _ranges(timeline: "Timeline") -> Ranges:
     exposed = [*_between(computing, timeline.step_s)]
     if exposed:
         found["exposed", "exposed"] = exposed
-    order = [*COLOURS, "exposed"]
-    return {key: found[key] for key in sorted(found, key=lambda k: order.index(k[1]))}
+    places = {kind: place for place, kind in enumerate(_ordered(k for _, k in found))}
+    return {key: found[key] for key in sorted(found, key=lambda key: places[key[1]])}
+
+
+def _ordered(kinds: Iterable[str]) -> list[str]:
+    """Kinds in the order of the legend."""
+    return sorted(kinds, key=[*COLOURS, "exposed"].index)
 
 
 def _between(ranges: Iterable[Range], end_s: float) -> Iterator[Range]:
