@@ -9,7 +9,7 @@ SOURCES := jaxdp experiments benchmarks tests
 
 .DEFAULT_GOAL := help
 # Experiments that compile for accelerators that are not here, and that run PyTorch.
-COMPILING := gpu scaling traffic
+COMPILING := gpu overlap scaling traffic
 RIVALS := bandwidth
 EXTRA_STAMP := $(if $(filter $(COMPILING),$(EXP)),.compile,$(if \
   $(filter $(RIVALS),$(EXP)),.torch,.experiments))

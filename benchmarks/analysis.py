@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from benchmarks.case import Case
-from benchmarks.rows import Row, middle
+from benchmarks.rows import Row
 from jaxdp.program import analyze
 from tests.modules import module_text
 
@@ -67,15 +67,7 @@ def measured(name: str, seconds: float) -> Iterator[Row]:
     """Analyzes the module three times: seconds of the CPU, as a benchmark."""
     del seconds  # all three are short
     times = [analyzed().seconds for _ in range(3)]
-    value, quartiles = middle(times)
-    yield Row(
-        name=name,
-        unit="s",
-        value=value,
-        quartiles=quartiles,
-        repeats=len(times),
-        limit=LIMIT_S,
-    )
+    yield Row.of(name, "s", times, limit=LIMIT_S)
 
 
 def cases() -> Iterator[Case]:

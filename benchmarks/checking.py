@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.case import Case
-from benchmarks.rows import Row, middle
+from benchmarks.rows import Row
 from jaxdp import algorithms
 from jaxdp.schedule import Schedule, simulate, verify
 
@@ -43,15 +43,7 @@ def checked(build, name: str, seconds: float) -> Iterator[Row]:
     del seconds
     schedule = build(DEVICES)
     times = [_once(schedule, repeat) for repeat in range(REPEATS)]
-    value, quartiles = middle(times)
-    yield Row(
-        name=name,
-        unit="s",
-        value=value,
-        quartiles=quartiles,
-        repeats=REPEATS,
-        limit=LIMIT_S,
-    )
+    yield Row.of(name, "s", times, limit=LIMIT_S)
 
 
 def _once(schedule: Schedule, repeat: int) -> float:

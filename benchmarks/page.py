@@ -4,12 +4,11 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-import jinja2
-
 from benchmarks import changes, lines, machine, wording
 from benchmarks.changes import Change, State
 from benchmarks.history import Run
 from benchmarks.lines import Chart
+from experiments.harness import templates
 from experiments.harness.wording import slug
 
 STATES = 40  # that a picture and a table show, the last ones
@@ -82,13 +81,7 @@ def render(runs: Sequence[Run], last: Run) -> str:
         runs: The history.
         last: One of them: its machine is shown.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates.environment(HERE)
     environment.filters["slug"] = slug
     found = cards(runs, last)
     like = [run for run in runs if machine.alike(run) == machine.alike(last)]

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.rows import Row, middle
+from benchmarks.rows import Row
 
 
 def compare(
@@ -54,13 +54,10 @@ def compare(
             if repeat >= 0:
                 times[which].append(time.perf_counter() - start)
     ratios = [a / b for a, b in zip(*times, strict=True)]
-    value, quartiles = middle(ratios)
-    return Row(
-        name=name,
-        unit="ratio",
-        value=value,
-        quartiles=quartiles,
-        repeats=len(ratios),
+    return Row.of(
+        name,
+        "ratio",
+        ratios,
         limit=limit,
         ours_ms=1e3 * statistics.median(times[0]),
         theirs_ms=1e3 * statistics.median(times[1]),

@@ -3,7 +3,7 @@
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 Unit = Literal["ratio", "s"]
 
@@ -34,13 +34,33 @@ class Row:
     theirs_ms: float | None = None
     group: str = ""
 
+    @classmethod
+    def of(cls, name: str, unit: Unit, values: Sequence[float], **others: Any) -> "Row":
+        """The row of what was measured: its median and quartiles.
+
+        Args:
+            name: What is measured.
+            unit: Of the values.
+            values: At least one.
+            **others: Further attributes.
+        """
+        value, quartiles = _middle(values)
+        return cls(
+            name=name,
+            unit=unit,
+            value=value,
+            quartiles=quartiles,
+            repeats=len(values),
+            **others,
+        )
+
     @property
     def holds(self) -> bool:
         """Whether the value keeps to the limit."""
         return self.limit is None or self.value <= self.limit
 
 
-def middle(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
+def _middle(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """The median of at least one value, and the first and third quartile."""
     if len(values) == 1:
         return values[0], (values[0], values[0])

@@ -34,7 +34,6 @@ and the sizes at which the choice changes are proportional to them.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -75,12 +74,7 @@ class Config(harness.Config):
                 f"--devices got {self.devices}. An all-reduce of one device sends "
                 "nothing, so that there is nothing to choose: use --devices 2 or more."
             )
-        if not SMALLEST_MB <= self.size_mb < math.inf:
-            raise ValueError(
-                f"--size-mb got {self.size_mb}. Buffers from 1 KiB up to it are timed, "
-                f"so that it must be at least {SMALLEST_MB:g} MiB. Use --size-mb 16, "
-                "for example."
-            )
+        self.check_size_mb(self.size_mb, SMALLEST_MB, "the smallest has 1 KiB")
 
 
 def run(config: Config) -> Result:

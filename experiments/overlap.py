@@ -2,8 +2,33 @@
 
 Command:   make experiment EXP=overlap         ARGS="--hosts 1 --models transformer"
 Hardware:  none of it: programs are compiled for H100 GPUs with the extra [compile].
-Runtime:   TODO
+Runtime:   about 15 min on two cores, for 30 programs; 6 of them, for one model on one
+           host, take 3 min.
 
+ResNet-50 (25,557,032 parameters, 64 images of 224 x 224 a device, SGD with momentum)
+and a GPT-2 of the small size (124,439,808 parameters, 8 sequences of 1,024 tokens a
+device, Adam), in bfloat16 with float32 gradients, are compiled for 8 H100 in a host and
+for 8 hosts of 8. Before, all buckets that were ready could travel at a time, and XLA
+took all transfers for equally long. After, few travel at a time, in order, and XLA is
+told to estimate them: the default of `jaxdp.RingAllReduce` and `jaxdp.Zero`. Times are
+predicted by replaying the schedule that XLA made: alpha-beta of NVLink (10 us, 450
+GB/s; then 50 GB/s) and of InfiniBand between hosts (15 us, 50 GB/s), and a roofline.
+Nothing ran on an H100.
+
+Expected numbers, with jax 0.10, for steps in ms and the exposed share of communication:
+                        ResNet-50, 8    GPT-2, 8        GPT-2, 64
+  ring, before          13.5   83 %     38.4   76 %     85.7   95 %
+  ring, after           13.1   53 %     36.2   23 %     79.5   83 %
+  native, merged        17.0   74 %     36.9   27 %
+  native, 25 MB         13.1   69 %     35.4   17 %     62.4   80 %
+  hierarchical, after                                   38.6   32 %
+  ring, 50 GB/s         16.2   83 %     48.5   67 %     79.5   83 %
+  native, 50 GB/s       19.8   79 %     51.6   78 %
+  permutes that block   a third of those of GPT-2 on 8 devices before, none after
+
+On 64 devices a ring has 126 rounds a bucket, and each waits for 15 us between hosts:
+52 ms for GPT-2, more than its backward pass takes. No schedule hides that. Rings inside
+hosts and between them, in 28 rounds, take 10 ms, of which two thirds hide.
 """
 
 import dataclasses
@@ -60,8 +85,8 @@ class Config(harness.Config):
 def run(config: Config) -> Result:
     """Answers the question."""
     found = compiled(config)
-    fast, slow = steps.machines()
-    rows, slow_rows = tables.times(found, fast), tables.times(found, slow)
+    rows = tables.times(found, [step.fast for step in found])
+    slow_rows = tables.times(found, [step.slow for step in found])
     reached = tables.reach(rows, slow_rows)
     at = f"links of {steps.SLOW_GB_S:g} GB/s"
     return Result(
@@ -69,19 +94,15 @@ def run(config: Config) -> Result:
         tables={
             "steps": rows,
             f"steps with {at}": slow_rows,
-            **tables.scheduled(found, fast),
+            **tables.scheduled(found),
         }
         | ({"reach": reached} if reached else {}),
         figures={
-            **figures.timelines(found, fast),
+            **figures.timelines(found),
             "Steps by design": figures.shares("Steps by design", rows),
             f"Steps with {at}": figures.shares(f"Steps by design, {at}", slow_rows),
         },
-        programs={
-            step.name: step.program
-            for step in found
-            if step.way.name == steps.RING and step.hosts == 1
-        },
+        programs={step.name: step.program for step in found if step.program},
     )
 
 

@@ -18,7 +18,6 @@ what the rounds cost on this machine.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -62,12 +61,8 @@ class Config(harness.Config):
         """Checks the options."""
         super().check()
         self.check_repeats(self.repeats)
-        if not SMALLEST_MB <= self.size_mb < math.inf:
-            raise ValueError(
-                f"--size-mb got {self.size_mb}. The largest buffer must have at least "
-                f"{SMALLEST_MB} MiB, since buffers of 1/64 of it are timed too. Use "
-                "--size-mb 4, for example."
-            )
+        reason = "buffers of 1/64 of it are timed too"
+        self.check_size_mb(self.size_mb, SMALLEST_MB, reason)
 
 
 def run(config: Config) -> Result:

@@ -1,4 +1,4 @@
-"""The one JAX primitive of jaxdp: a collective that knows its type and its transpose.
+"""The JAX primitive of jaxdp: a collective that knows its type and its transpose.
 
 Run bare, the `ppermute` rounds of a ring would have two faults. Under `check_vma=True`
 JAX cannot infer that all devices end with the same value, so `out_specs=P()` is
@@ -19,10 +19,12 @@ that have no derivative. The primitive wraps the rounds and states both facts:
 "Replicated" is a type that exists under `check_vma=True` only; there a cotangent is one
 value for all devices and nothing has to travel. Without the check every device's result
 counts as a variable of its own, as for `lax.psum`.
+
+A second form, `collective_after_p`, also takes what it waits for, and tells when it is
+done. It has no transpose.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -228,7 +230,6 @@ def _batch(arguments, dimensions, *, collective, replicated, rounds):
 batching.primitive_batchers[collective_p] = _batch
 
 
-# A collective that waits has a second argument and a second result, and no derivative.
 collective_after_p = Primitive("jaxdp_collective")
 collective_after_p.multiple_results = True
 
@@ -266,59 +267,3 @@ def is_checked(axis_name: AxisName) -> bool:
 def _axes(axis_name: AxisName) -> frozenset[str]:
     """The names, of one axis or of several."""
     return frozenset([axis_name] if isinstance(axis_name, str) else axis_name)
-
-
-@functools.lru_cache(maxsize=1024)
-def scheduled(
-    kind: str,
-    algorithm: str | Schedule,
-    axis_name: AxisName,
-    devices: int,
-    root: int = 0,
-    divisor: int = 1,
-    unroll: bool | None = None,
-    sizes: tuple[int, ...] | None = None,
-) -> Collective:
-    """Builds a collective from an algorithm's name or from a schedule.
-
-    Args:
-        kind: Such as "all_reduce".
-        algorithm: A name that `kind` has, or a schedule that does what it promises.
-        axis_name: As for `Collective`.
-        devices: On all axes together.
-        root: As for `Collective`, like all that follow.
-        divisor: Of results.
-        unroll: Whether rounds are written out.
-        sizes: Devices on each axis, where there are several.
-
-    Raises:
-        ValueError: Unknown algorithm, root out of range, or a schedule that is for
-            another number of devices or does not do what `kind` promises.
-    """
-    if isinstance(algorithm, Schedule):
-        (standard, *_) = algorithms.SCHEDULES[kind]
-        promised = algorithms.build(kind, standard, devices, root)
-        schedule = _check_promise(kind, algorithm, promised)
-    else:
-        schedule = algorithms.build(kind, algorithm, devices, root, sizes)
-    return Collective(kind, verify(schedule), axis_name, root, divisor, unroll)
-
-
-def _check_promise(kind: str, given: Schedule, promised: Schedule) -> Schedule:
-    """Checks that a user's schedule does what `kind` promises."""
-
-    def placement(schedule):
-        starts, ends = schedule.starts, schedule.ends
-        if kind in ("all_reduce", "reduce", "broadcast"):
-            starts, ends = {*starts}, {*ends}  # any number of chunks will do
-        return schedule.devices, starts, ends
-
-    if placement(given) != placement(promised):
-        raise ValueError(
-            f"{kind} got the schedule {given.name} for {given.devices} devices, which "
-            f"starts on {given.starts} and ends on {given.ends}. On this axis it must "
-            f"run on {promised.devices} devices, start on {promised.starts} and end "
-            f"on {promised.ends}. Build it for this axis, or call the collective it "
-            "is for."
-        )
-    return given

@@ -46,8 +46,9 @@ LONGEST = {
 # Some of their programs are for accelerators, or they say themselves which are light.
 FULL = {
     *("experiments_gpu_check_test", "experiments_gpu_test", "experiments_memory_test"),
-    *("experiments_overlap_delay_test", "experiments_scaling_test", "experiments_test"),
-    *("experiments_traffic_test", "prediction_test", "program_exact_test"),
+    *("experiments_overlap_delay_test", "experiments_overlap_test"),
+    *("experiments_scaling_test", "experiments_test", "experiments_traffic_test"),
+    *("prediction_test", "program_exact_test"),
     *("program_memory_test", "program_timeline_test", "program_verdict_test"),
     *("readme_test", "replicated_trace_test", "targets_compile_test"),
     *("targets_quiet_test", "targets_retarget_test", "zero_gathering_test"),

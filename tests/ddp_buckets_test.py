@@ -77,8 +77,11 @@ def waits(design, loss_fn=loss_fn):
     return sorted(counts), len(found.matmuls)
 
 
+ALONE = functools.partial(RING, in_flight=None)
+
+
 @pytest.mark.parametrize(
-    ("make", "each"), [(RING, 2 * (DEVICES - 1)), (NATIVE, 1)], ids=["ring", "native"]
+    ("make", "each"), [(ALONE, 2 * (DEVICES - 1)), (NATIVE, 1)], ids=["ring", "native"]
 )
 @pytest.mark.parametrize(
     "wrap", [lambda f: f, jax.jit, jax.checkpoint], ids=["plain", "jit", "checkpoint"]
@@ -92,6 +95,17 @@ def test_a_bucket_waits_for_its_own_gradients_only(make, each, wrap):
     else:
         assert total == 5 + 9
         assert counts == sorted([5, 6, 7, 8, 9, 10] * each)
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "expected"), [(1, [5, 6, 8, 10, 12, 14]), (2, [5, 6, 7, 9, 10, 12])]
+)
+def test_a_bucket_that_takes_turns_waits_for_what_those_before_it_need(
+    in_flight, expected
+):
+    """They need no more dx than it does, but the dw of their own layers."""
+    counts, _ = waits(RING(in_flight=in_flight))
+    assert counts == sorted(expected * 2 * (DEVICES - 1))
 
 
 @pytest.mark.parametrize("make", [RING, NATIVE], ids=["ring", "native"])

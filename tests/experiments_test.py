@@ -34,8 +34,8 @@ from tests import fast
 
 NAMES = [
     *("algorithms", "amp", "bandwidth", "compare", "compression", "ddp", "dp"),
-    *("errors", "faults", "gpu", "memory", "overlap_delay", "ps", "resume", "ring"),
-    *("scaling", "staleness", "traffic", "uneven", "zero"),
+    *("errors", "faults", "gpu", "memory", "overlap", "overlap_delay", "ps", "resume"),
+    *("ring", "scaling", "staleness", "traffic", "uneven", "zero"),
 ]
 TIMED = [
     "amp",
@@ -416,3 +416,12 @@ def test_few_rows_of_many_columns_are_shown_turned(capsys, monkeypatch):
         turned = header == ["device", "cpu:0", "cpu:1"]
         assert turned == (width == 60)
     assert ["kind", "8", "in", "full", "(MiB)", "12", "13"] in lines
+
+
+def test_rows_that_the_first_column_does_not_tell_apart_stay_rows(capsys, monkeypatch):
+    monkeypatch.setattr(show.console, "_width", 60)
+    wide = {f"kind {k} in full_mb": k for k in range(9)}
+    rows = [{"model": "net", "way": way} | wide for way in ("early", "late")]
+    show.table("ways", rows)
+    shown = capsys.readouterr().out
+    assert "early" in shown and "late" in shown

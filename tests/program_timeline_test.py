@@ -14,7 +14,7 @@ import pytest
 
 import jaxdp
 from jaxdp import algorithms, cost
-from jaxdp.draw.timeline import draw_timeline
+from jaxdp.draw.timeline import draw_timeline, draw_timelines
 from jaxdp.executor import execute
 from jaxdp.program import hlo
 from jaxdp.program.collective import CollectiveOp
@@ -790,6 +790,22 @@ def test_a_figure_shows_what_is_exposed_at_the_end():
     spans = [np.asarray(path.vertices)[:, 0] for path in exposed.get_paths()]
     assert sum(map(np.ptp, spans)) == pytest.approx(1e6 * found.exposed_s)
     assert max(spans[-1]) == pytest.approx(1e6 * found.step_s)
+
+
+def test_timelines_below_each_other_share_the_axis_of_time(timeline, tmp_path):
+    longer = dataclasses.replace(timeline, step_s=2 * timeline.step_s)
+    saved = tmp_path / "both.png"
+    figure = draw_timelines({"before": longer, "after": timeline}, saved)
+    above, below = figure.axes
+    assert [axes.get_title(loc="left") for axes in (above, below)] == [
+        *("before", "after")
+    ]
+    assert above.get_xlim() == below.get_xlim() == (0, 1.01 * 2e6 * timeline.step_s)
+    for axes, found in ((above, longer), (below, timeline)):
+        (step,) = axes.lines
+        assert np.asarray(step.get_xdata())[0] == pytest.approx(1e6 * found.step_s)
+    assert above.get_legend() is None and below.get_legend() is not None
+    assert saved.exists()
 
 
 def test_a_figure_of_many_bars(timeline):

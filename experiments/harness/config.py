@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Callable
 from typing import Literal, ParamSpec, TypeVar
@@ -56,6 +57,20 @@ class Config:
             raise ValueError(
                 f"--repeats got {repeats}. A median with quartiles needs at least 2, "
                 "and 20 to mean much: give more."
+            )
+
+    def check_size_mb(self, size_mb: float, least: float, reason: str) -> None:
+        """Checks the MiB of the largest buffer that is timed.
+
+        Args:
+            size_mb: What was given.
+            least: What it must have.
+            reason: Why, as the end of a sentence.
+        """
+        if not least <= size_mb < math.inf:
+            raise ValueError(
+                f"--size-mb got {size_mb}. The largest buffer must have at least "
+                f"{least:g} MiB, since {reason}. Use --size-mb 4, for example."
             )
 
 

@@ -9,9 +9,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jinja2
 
-from experiments.harness import result, show, wording
+from experiments.harness import result, show, templates, wording
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,13 +59,7 @@ def report(
     where: str,
 ) -> str:
     """The report as one HTML page; it needs no other file to be read."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates.environment(HERE)
     environment.filters |= {"heading": wording.heading, "value": wording.value}
     environment.tests["numeric"] = wording.is_number
     return environment.get_template("report.html.j2").render(

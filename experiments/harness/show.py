@@ -47,7 +47,8 @@ def table(name: str, rows: Rows) -> None:
     if len(rows) > MOST_ROWS:
         caption = f"and {len(rows) - MOST_ROWS} rows more in result.json"
         rows = rows[:MOST_ROWS]
-    if len(rows) <= FEW_ROWS and not _fits(columns, rows):
+    apart = len({row[columns[0]] for row in rows}) == len(rows)
+    if len(rows) <= FEW_ROWS and apart and not _fits(columns, rows):
         columns, rows = turned(columns, rows)
     fits = _fits(columns, rows)
     style = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False}

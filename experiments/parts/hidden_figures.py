@@ -8,7 +8,6 @@ from experiments.harness.result import Rows
 from experiments.parts.hidden_steps import AFTER, BEFORE, RING, Step
 from experiments.parts.staleness_panels import finish, panels
 from jaxdp.draw.timeline import draw_timelines
-from jaxdp.targets import Hardware
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +17,7 @@ COMPUTE, BESIDE, EXPOSED = "#0072B2", "#F0C9A8", "#D55E00"
 BAR, HEADER = 0.3, 0.8  # inches
 
 
-def timelines(steps: Sequence[Step], machine: Hardware) -> "dict[str, Figure]":
+def timelines(steps: Sequence[Step]) -> "dict[str, Figure]":
     """The ring's step before and after, for each model and number of devices."""
     pairs: dict[str, dict[str, Step]] = {}
     for step in steps:
@@ -27,10 +26,7 @@ def timelines(steps: Sequence[Step], machine: Hardware) -> "dict[str, Figure]":
             pairs.setdefault(place, {})[step.way.variant] = step
     return {
         f"Timelines of the ring, {place}": draw_timelines(
-            {
-                f"{place}, {name}": pair[name].timeline(machine)
-                for name in (BEFORE, AFTER)
-            }
+            {f"{place}, {name}": pair[name].fast for name in (BEFORE, AFTER)}
         )
         for place, pair in pairs.items()
     }

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 import jaxdp
 from jaxdp import targets
 from jaxdp.prediction import Model
-from jaxdp.program import ProgramReport, analyze
+from jaxdp.program import analyze
 from jaxdp.program.timeline import Timeline
 from jaxdp.program.verdict import Verdict
 from jaxdp.targets import Hardware
@@ -46,39 +46,32 @@ class Way(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A compiled step.
+    """What was read from a compiled step.
 
     Attributes:
         model: The name of the model.
         way: How gradients travel.
         devices: How many there are.
-        hosts: How many hosts they are in.
-        report: What was read from the program.
+        fast: With the links of the target.
+        slow: With slower links inside a host.
         verdict: Whether the compiler kept the design.
-        program: The step.
-        compile_s: What tracing and compiling it took.
+        compile_s: What tracing and compiling took.
+        program: The step; None of those that are not shown.
     """
 
     model: str
     way: Way
     devices: int
-    hosts: int
-    report: ProgramReport
+    fast: Timeline
+    slow: Timeline
     verdict: Verdict
-    program: jax.stages.Compiled
     compile_s: float
+    program: jax.stages.Compiled | None
 
     @property
     def name(self) -> str:
         """How files are called."""
         return f"{self.model}, {self.way.name}, {self.way.variant}"
-
-    def timeline(self, machine: Hardware) -> Timeline:
-        """The step on some hardware, with its own number of devices in a host."""
-        per_host = self.devices // self.hosts
-        return self.report.timeline(
-            dataclasses.replace(machine, devices_per_host=per_host)
-        )
 
 
 def ways(hosts: int, tiny: bool = False) -> list[Way]:
@@ -105,17 +98,16 @@ def ways(hosts: int, tiny: bool = False) -> list[Way]:
     return every
 
 
-def machines() -> list[Hardware]:
-    """With the links of the target, and with slower ones."""
-    fast = targets.hardware(TARGET)
-    slow = dataclasses.replace(
-        fast.link, name=f"{SLOW_GB_S:g} GB/s", bytes_per_s=1e9 * SLOW_GB_S
-    )
-    return [fast, dataclasses.replace(fast, link=slow)]
+def machines(per_host: int) -> tuple[Hardware, Hardware]:
+    """The target with its links, and with slower ones inside a host."""
+    fast = targets.hardware(TARGET, devices_per_host=per_host)
+    name, rate = f"{SLOW_GB_S:g} GB/s", 1e9 * SLOW_GB_S
+    slow = dataclasses.replace(fast.link, name=name, bytes_per_s=rate)
+    return fast, dataclasses.replace(fast, link=slow)
 
 
 def compiled(model: Model, way: Way, devices: int, hosts: int) -> Step:
-    """Compiles one step, and reads it."""
+    """Compiles one step, and reads it; a program of several hosts is not kept."""
     started = time.perf_counter()
     mesh = targets.mesh(TARGET, devices, hosts)
     if way.two_axes:
@@ -127,9 +119,7 @@ def compiled(model: Model, way: Way, devices: int, hosts: int) -> Step:
     program = targets.compile_for(train.step, *arguments, **where)
     took_s = time.perf_counter() - started
     report = analyze(program)
-    return Step(
-        *(model.name, way, devices, hosts, report),
-        verdict=report.verify(train),
-        program=program,
-        compile_s=took_s,
-    )
+    fast, slow = (report.timeline(each) for each in machines(devices // hosts))
+    shown = program if way.name == RING and hosts == 1 else None
+    verdict = report.verify(train)
+    return Step(model.name, way, devices, fast, slow, verdict, took_s, shown)

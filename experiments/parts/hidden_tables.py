@@ -9,7 +9,6 @@ from typing import Any
 from experiments.harness.result import Rows
 from experiments.parts.hidden_steps import AFTER, BUCKETS, MERGED, NATIVE, RING, Step
 from jaxdp.program.timeline import Timeline
-from jaxdp.targets import Hardware
 
 Row = Mapping[str, Any]
 PERMUTE = "collective-permute"
@@ -24,21 +23,21 @@ READ = (
 REACH_MODEL, REACH_DEVICES = "GPT-2 small", 8
 
 
-def times(steps: Sequence[Step], machine: Hardware) -> Rows:
+def times(steps: Sequence[Step], timelines: Sequence[Timeline]) -> Rows:
     """What each step takes, and how it compares with XLA's own all-reduce.
 
     Args:
         steps: Of any models and numbers of devices, a native one of each among them.
-        machine: What they run on.
+        timelines: Theirs, with some links.
     """
-    rows = [_times(step, step.timeline(machine)) for step in steps]
+    rows = [_times(*each) for each in zip(steps, timelines, strict=True)]
     native = {
         (row["model"], row["devices"]): row["step_ms"]
         for row in rows
         if (row["design"], row["variant"]) == (NATIVE, MERGED)
     }
     for row in rows:
-        row["native_ratio"] = row["step_ms"] / native[row["model"], row["devices"]]
+        row["native ratio"] = row["step_ms"] / native[row["model"], row["devices"]]
     return rows
 
 
@@ -52,31 +51,26 @@ def _times(step: Step, timeline: Timeline) -> dict[str, Any]:
         "compute_ms": 1e3 * timeline.compute_s,
         "communication_ms": 1e3 * timeline.communication_s,
         "exposed_fraction": timeline.exposed_fraction,
-        "link_gb_s": timeline.hardware.link.bytes_per_s / 1e9,
+        "link GB per s": timeline.hardware.link.bytes_per_s / 1e9,
         "label": PREDICTED,
     }
 
 
-def scheduled(steps: Sequence[Step], machine: Hardware) -> dict[str, Rows]:
-    """What XLA made of the collectives, and where kernels are missing, by model.
-
-    Args:
-        steps: As for `times`.
-        machine: What gaps between kernels are predicted for.
-    """
+def scheduled(steps: Sequence[Step]) -> dict[str, Rows]:
+    """What XLA made of the collectives, and where kernels are missing, by model."""
     names = dict.fromkeys(step.model for step in steps)
     return {
         f"schedules of {name}": [
-            _scheduled(step, machine) for step in steps if step.model == name
+            _scheduled(step) for step in steps if step.model == name
         ]
         for name in names
     }
 
 
-def _scheduled(step: Step, machine: Hardware) -> dict[str, Any]:
+def _scheduled(step: Step) -> dict[str, Any]:
     found = step.verdict.distances
     permutes = [one for one in found if one.kind == PERMUTE]
-    gaps = [*gaps_s(step.timeline(machine))]
+    gaps = [*gaps_s(step.fast)]
     return {
         "design": step.way.name,
         "variant": step.way.variant,
@@ -121,7 +115,7 @@ def reach(fast: Rows, slow: Rows) -> Rows:
         }
         if not own:
             continue
-        ring, at = own[RING, AFTER], f"{rows[0]['link_gb_s']:g} GB/s"
+        ring, at = own[RING, AFTER], f"{rows[0]['link GB per s']:g} GB/s"
         if rows is fast:
             share = ring["exposed_fraction"]
             found.append(_reached(f"exposed share of the ring, {at}", 0.25, share))

@@ -14,8 +14,8 @@ from jaxdp.collectives import Algorithm
 from jaxdp.compression import Compression
 from jaxdp.designs.bucketed import GPUS, IN_FLIGHT, Bucketed
 from jaxdp.designs.compressed import Compressible
-from jaxdp.primitive import scheduled
 from jaxdp.schedule import Schedule
+from jaxdp.scheduled import scheduled
 
 
 @dataclasses.dataclass(frozen=True)

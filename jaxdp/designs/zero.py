@@ -94,6 +94,7 @@ class Zero(Compressible):
     layers: tuple[str, ...] = ()
 
     most_axes: ClassVar[int] = 2
+    in_flight: ClassVar[None] = None  # it waits for memory: see `jaxdp.zero.gathering`
 
     @property
     def overlap(self) -> bool:

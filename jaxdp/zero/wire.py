@@ -10,7 +10,8 @@ from jax import lax
 from jaxdp.collectives import all_reduce
 from jaxdp.executor import accumulation_dtype
 from jaxdp.packing import side_by_side
-from jaxdp.primitive import Collective, scheduled
+from jaxdp.primitive import Collective
+from jaxdp.scheduled import scheduled
 from jaxdp.zero.shards import Shard, joined, parts
 
 
