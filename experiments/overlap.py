@@ -2,8 +2,8 @@
 
 Command:   make experiment EXP=overlap         ARGS="--hosts 1 --models transformer"
 Hardware:  none of it: programs are compiled for H100 GPUs with the extra [compile].
-Runtime:   about 15 min on two cores, for 30 programs; 6 of them, for one model on one
-           host, take 3 min.
+Runtime:   about 15 min on two cores, for 30 programs; 8 of them, for one model on one
+           host, take 4 min.
 
 ResNet-50 (25,557,032 parameters, 64 images of 224 x 224 a device, SGD with momentum)
 and a GPT-2 of the small size (124,439,808 parameters, 8 sequences of 1,024 tokens a
