@@ -2,18 +2,18 @@
 
 Command:   make experiment EXP=overlap         ARGS="--hosts 1 --models transformer"
 Hardware:  none of it: programs are compiled for H100 GPUs with the extra [compile].
-Runtime:   about 15 min on two cores, for 30 programs; 8 of them, for one model on one
-           host, take 4 min.
+Runtime:   about 15 min on two cores, for 26 programs; 6 of them, for one model on one
+           host, take 3 min.
 
 ResNet-50 (25,557,032 parameters, 64 images of 224 x 224 a device, SGD with momentum)
 and a GPT-2 of the small size (124,439,808 parameters, 8 sequences of 1,024 tokens a
 device, Adam), in bfloat16 with float32 gradients, are compiled for 8 H100 in a host and
 for 8 hosts of 8. Before, all buckets that were ready could travel at a time, and XLA
 took all transfers for equally long. After, few travel at a time, in order, and XLA is
-told to estimate them: the default of `jaxdp.RingAllReduce` and `jaxdp.Zero`. Times are
-predicted by replaying the schedule that XLA made: alpha-beta of NVLink (10 us, 450
-GB/s; then 50 GB/s) and of InfiniBand between hosts (15 us, 50 GB/s), and a roofline.
-Nothing ran on an H100.
+told to estimate them: the default of `jaxdp.RingAllReduce`. ZeRO has an order of its
+own, which is as it was. Times are predicted by replaying the schedule that XLA made:
+alpha-beta of NVLink (10 us, 450 GB/s; then 50 GB/s) and of InfiniBand between hosts
+(15 us, 50 GB/s), and a roofline. Nothing ran on an H100.
 
 Expected numbers, with jax 0.10, for steps in ms and the exposed share of communication:
                         ResNet-50, 8    GPT-2, 8        GPT-2, 64

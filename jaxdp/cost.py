@@ -12,10 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from jaxdp.schedule import Schedule, bundles
+from jaxdp.schedule import Pairs, Schedule, bundles
 from jaxdp.targets.hardware import Hardware, hardware
-
-Pairs = tuple[tuple[int, int], ...]
 
 
 class Cost(NamedTuple):
@@ -88,17 +86,16 @@ def time_s(
 ) -> float:
     """Predicts how long a schedule takes.
 
-    Rounds follow each other. In a round a device takes part in one message after the
-    other, and the round ends with the device that needs longest. A message is a
-    `jaxdp.schedule.Bundle`: a transfer, or several along the same pairs, which wait for
-    one alpha. Links carry both directions at once, so what a device sends and receives
-    in one message costs it the longer of both. Where a host has one network adapter
-    (`Link.shared`), the pairs of a message that pass it share its bandwidth, direction
-    by direction.
+    Rounds follow each other. In a round a device takes part in one bundle after the
+    other (`jaxdp.schedule.Bundle`: a transfer, or several along the same pairs, which
+    wait for one alpha), and the round ends with the device that needs longest. Links
+    carry both directions at once, so what a device sends and receives in one bundle
+    costs it the longer of both. Where a host has one network adapter (`Link.shared`),
+    the pairs of a bundle that pass it share its bandwidth, direction by direction.
 
-    A schedule gives the messages of a round no order. A program has one, and there a
+    A schedule gives the bundles of a round no order. A program has one, and there a
     device may wait for a partner that is busy, or start a round before others are done
-    with the last: where a round has several messages over different links, or several
+    with the last: where a round has several bundles over different links, or several
     dedicated servers, `ProgramReport.timeline` differs, and is right for the program.
 
     Args:
@@ -164,7 +161,7 @@ _hardware = hardware  # `time_s` has an argument of that name
 def _rounds(
     schedule: Schedule, elements: int, itemsize: int, partial_itemsize: int | None
 ) -> Iterator[list[tuple[Pairs, int]]]:
-    """The messages of each round: their pairs, and the bytes of each pair."""
+    """The bundles of each round: their pairs, and the bytes of each pair."""
     smallest = min(itemsize, partial_itemsize or itemsize)
     if elements < 0 or smallest < 1:
         raise ValueError(
@@ -180,17 +177,17 @@ def _rounds(
         yield [(each.pairs, count * widths[each.kind]) for each, count in counted]
 
 
-def _round_s(transfers: tuple[tuple[Pairs, int], ...], machine: Hardware) -> float:
+def _round_s(bundles_: tuple[tuple[Pairs, int], ...], machine: Hardware) -> float:
     """How long the device needs that needs longest."""
     busy_s: dict[int, float] = {}
-    for pairs, size_bytes in transfers:
-        for device, seconds in _transfer_s(pairs, size_bytes, machine).items():
+    for pairs, size_bytes in bundles_:
+        for device, seconds in _bundle_s(pairs, size_bytes, machine).items():
             busy_s[device] = busy_s.get(device, 0.0) + seconds
     return max(busy_s.values(), default=0.0)
 
 
-def _transfer_s(pairs: Pairs, size_bytes: int, machine: Hardware) -> dict[int, float]:
-    """How long each device is busy with one transfer."""
+def _bundle_s(pairs: Pairs, size_bytes: int, machine: Hardware) -> dict[int, float]:
+    """How long each device is busy with one bundle."""
     leaving, entering = Counter(), Counter()  # pairs that pass a host's adapter
     for source, target in pairs:
         if machine.host(source) != machine.host(target):

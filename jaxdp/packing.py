@@ -15,6 +15,7 @@ from jax import lax
 
 from jaxdp.buckets import by_dtype, is_key
 from jaxdp.primitive import AxisName, Collective
+from jaxdp.turns import InTurn
 
 PyTree = Any
 
@@ -86,7 +87,9 @@ def per_dtype(
     return jax.tree.unflatten(structure, leaves)
 
 
-def concatenated(collective: Collective, leaves: list[jax.Array]) -> list[jax.Array]:
+def concatenated(
+    collective: Collective | InTurn, leaves: list[jax.Array]
+) -> list[jax.Array]:
     """Runs on the concatenated leaves, cut into the schedule's chunks."""
     sizes = [leaf.size for leaf in leaves]
     flat = jnp.concatenate([leaf.reshape(-1) for leaf in leaves])

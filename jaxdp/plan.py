@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxdp.schedule import (
     Bundle,
+    Pairs,
     Placement,
     Schedule,
     bundles,
@@ -23,8 +24,6 @@ from jaxdp.schedule import (
 )
 
 LONGEST_BODY = 8  # rounds
-
-Pairs = tuple[tuple[int, int], ...]
 
 
 class Kind(NamedTuple):

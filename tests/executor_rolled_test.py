@@ -69,7 +69,7 @@ def repeating(draw) -> Schedule:
     return made
 
 
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(schedule=repeating(), mode=st.sampled_from(helpers.MODES))
 def test_any_repeating_schedule_executes_as_simulated(schedule, mode):
     everywhere(verify(schedule), mode, unroll=False)
@@ -148,7 +148,7 @@ def both(kind: str, devices: int, unroll: bool | None, mean: bool = False):
     return run
 
 
-@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("mode", ["checked", "pmap"])  # types that vary, and none
 @pytest.mark.parametrize("kind", helpers.KINDS)
 def test_all_dtypes_have_the_same_bits(kind, mode):
     """Contributions, sums and results of other dtypes, and what moves as bits."""

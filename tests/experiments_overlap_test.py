@@ -113,12 +113,10 @@ def test_before_is_what_was_and_after_is_the_default():
     found = {(w.name, w.variant): w.design for w in steps.ways(1)}
     assert found["RingAllReduce", "after"] == jaxdp.RingAllReduce()
     assert found["RingAllReduce", "before"] == jaxdp.RingAllReduce(in_flight=None)
-    for stage in (2, 3):
-        after, before = (found[f"Zero({stage})", v] for v in ("after", "before"))
-        assert after == jaxdp.Zero(stage) and isinstance(before, jaxdp.Zero)
-        estimated = "xla_gpu_enable_analytical_latency_estimator"
-        assert estimated in after.compiler_options("cuda")
-        assert estimated not in before.compiler_options("cuda")
+    estimated = "xla_gpu_enable_analytical_latency_estimator"
+    for variant in ("before", "after"):
+        options = found["RingAllReduce", variant].compiler_options("cuda")
+        assert (estimated in options) == (variant == "after")
 
 
 def test_what_is_compared_with_one_host_and_with_several():
@@ -136,8 +134,8 @@ def test_only_the_link_inside_a_host_is_slower():
 
 
 def test_gaps_by_hand():
-    """Kernels from 1 to 3, 2 to 4 and 6 to 7 of 9 seconds."""
-    spans = ((6, 7), (1, 3), (2, 4))
+    """Kernels from 1 to 4, 2 to 3 and 6 to 7 of 9 seconds."""
+    spans = ((6, 7), (1, 4), (2, 3))
     found = timeline(
         *(bar("compute", *span) for span in spans),
         bar("communication", 0, 9),

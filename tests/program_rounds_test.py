@@ -116,7 +116,7 @@ TRIPS = 'backend_config={"known_trip_count":{"n":"5"}}'
 def test_turns_of_a_loop_follow_each_other():
     loop = f"%w = f32[8]{{0}} while(%p), condition=%go, body=%body, {TRIPS}"
     branch = "conditional(%p, %w, %w), branch_computations={%one, %body}"
-    # 5 turns of 2, then the longer of 1 and 2, then a call of 1.
+    # 5 trips of 2, then the longer of 1 and 2, then a call of 1.
     lines = [loop, f"%b = f32[8] {branch}", "ROOT %c = f32[8] call(%b), to_apply=%one"]
     assert rounds(lines, BODY) == 5 * 2 + 2 + 1
 

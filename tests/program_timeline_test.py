@@ -175,7 +175,7 @@ def test_what_a_copy_is_waited_for_is_work_of_the_device():
     assert spans == [("k", "compute", 0, 5), ("d", "compute", 5, 7)]
 
 
-# Bodies whose turns come to repeat each other after one turn, two, or never.
+# Bodies whose trips come to repeat each other after one trip, two, or never.
 BODIES = {
     "kernels": (_kernel("k", 2), _kernel("l", 3)),
     "blocks": (_kernel("k", 2), _send("a", [(0, 1), (1, 2), (2, 0)], 4, True)),
@@ -198,12 +198,12 @@ BODIES = {
     "before", [(), (_send("z", [(2, 0)], 40),)], ids=["idle", "busy"]
 )
 @pytest.mark.parametrize("body", BODIES)
-def test_a_loop_is_its_turns(body, before):
-    _assert_loop_is_its_turns(BODIES[body], before, devices=3)
+def test_a_loop_is_its_trips(body, before):
+    _assert_loop_is_its_trips(BODIES[body], before, devices=3)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_random_loop_is_its_turns(seed):
+def test_a_random_loop_is_its_trips(seed):
     draw = np.random.default_rng(seed)
     devices = int(draw.integers(2, 6))
 
@@ -223,10 +223,10 @@ def test_a_random_loop_is_its_turns(seed):
         for start in items[half:]
         if isinstance(start, Start) and draw.random() < 0.5
     ]
-    _assert_loop_is_its_turns((*items[half:], *waits), tuple(items[:half]), devices)
+    _assert_loop_is_its_trips((*items[half:], *waits), tuple(items[:half]), devices)
 
 
-def _assert_loop_is_its_turns(body, before, devices):
+def _assert_loop_is_its_trips(body, before, devices):
     condition = (_kernel("again", 0.25),)
     loop = Loop("loop", condition, body, 23)
     unrolled = [*condition, *(23 * (*body, *condition))]
@@ -247,7 +247,7 @@ def test_many_turns_are_one_bar_a_stream():
     assert time.process_time() - started < 1
     assert streams.end_s == pytest.approx(6e6)
     compute, communication = streams.records[-2:]
-    assert (compute.name, compute.kind) == ("loop, 999997 turns", "matrix product")
+    assert (compute.name, compute.kind) == ("loop, 999997 trips", "matrix product")
     busy = [
         sum(np.nan_to_num(r.busy_s[0]) for r in streams.records if r.stream == s)
         for s in ("compute", "communication")

@@ -190,7 +190,7 @@ def test_an_unknown_axis_is_refused(call):
     def update(gradient):
         return link.update(gradient, optax.EmptyState())[0]
 
-    with pytest.raises(ValueError, match=r"'data', and no axis of this name is bound"):
+    with pytest.raises(ValueError, match=r"'data', and no axis of the name 'data' is"):
         call(update)(np.ones(2, "f"))
 
 

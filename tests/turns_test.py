@@ -81,9 +81,8 @@ def test_a_bucket_waits_until_few_enough_travel(in_flight, expected):
     assert waits(in_flight) == expected
 
 
-def test_two_is_the_number_unless_one_asks():
-    assert ring() == ring(in_flight=2)
-    assert waits(2) != waits(None)
+def test_one_is_the_number_unless_one_asks():
+    assert ring() == ring(in_flight=1)
 
 
 @pytest.mark.parametrize("unroll", [True, False], ids=["unrolled", "rolled"])
@@ -148,19 +147,19 @@ def test_xla_is_told_to_estimate_transfers_only_where_buckets_take_turns():
 
 @needs_compiler("h100")
 def test_on_h100_rings_that_take_turns_hide_behind_the_backward_pass():
-    """16 layers of 2048 x 2048, 16,384 rows a device: 278 us a product, 15 a round.
+    """16 layers of 2048 x 2048, 16,384 rows a device: 278 us a product, 19 a round.
 
     Kernels run in order, and an addition stands between two rounds of a reduce-scatter:
-    so there are as many rounds beside products as products, for either ring.
+    so no more rounds are beside products than there are products, 32 for 70 rounds.
     """
     width, rows = 2048, 16384
     weight = jax.ShapeDtypeStruct((width, width), jnp.bfloat16)
     row = jax.ShapeDtypeStruct((8 * rows, width), jnp.bfloat16)
     params = {f"{i:02}": weight for i in range(16)}
     batch = {"x": row, "y": row}
-    design = jaxdp.RingAllReduce(bucket_cap_mb=16.0)
+    design = jaxdp.RingAllReduce(bucket_cap_mb=32.0)
     exposed, steps = [], []
-    for in_flight in (None, 2):
+    for in_flight in (None, 1):
         train = jaxdp.data_parallel(
             loss_fn,
             optax.sgd(0.1),
@@ -172,5 +171,5 @@ def test_on_h100_rings_that_take_turns_hide_behind_the_backward_pass():
         timeline = jaxdp.analyze(program).timeline("h100")
         exposed.append(timeline.exposed_fraction)
         steps.append(timeline.step_s)
-    assert exposed[1] < 0.75 * exposed[0]
+    assert exposed[1] < 0.6 * exposed[0]
     assert steps[1] < steps[0]

@@ -16,17 +16,11 @@ from jaxdp.program.verdict import Verdict
 from jaxdp.targets import Hardware
 
 TARGET = "h100"
-BEFORE, AFTER = "before", "after"
+BEFORE, AFTER, AS_IT_IS = "before", "after", "as it is"
 MERGED, BUCKETS = "merged by XLA", "25 MB buckets"
 RING, NATIVE, HIERARCHICAL = "RingAllReduce", "NativeAllReduce", "hierarchical"
 AXES = "hosts", "devices"
 SLOW_GB_S = 50.0
-
-
-class Together(jaxdp.Zero):
-    """ZeRO whose buckets may all travel at a time."""
-
-    in_flight = None
 
 
 class Way(NamedTuple):
@@ -34,7 +28,7 @@ class Way(NamedTuple):
 
     Attributes:
         name: Of the design.
-        variant: `BEFORE`, `AFTER`, or what tells it from another of the name.
+        variant: What tells it from another of the name; `AS_IT_IS` if there is none.
         design: It.
         two_axes: Whether it needs a mesh of hosts and of devices in a host.
     """
@@ -77,8 +71,8 @@ class Step(NamedTuple):
 def ways(hosts: int, tiny: bool = False) -> list[Way]:
     """What is compared; the ring and XLA's own collectives alone in tiny form.
 
-    Two rings in one, inside hosts and between them, need several hosts. Programs of
-    several hosts compile slowly: of ZeRO there is only what is.
+    ZeRO has no before: its buckets are tied to the program, in an order of their own.
+    Two rings in one, inside hosts and between them, need several hosts.
     """
     every = [
         Way(RING, BEFORE, jaxdp.RingAllReduce(in_flight=None)),
@@ -88,11 +82,7 @@ def ways(hosts: int, tiny: bool = False) -> list[Way]:
     ]
     if tiny:
         return every
-    for stage in (2, 3):
-        name = f"Zero({stage})"
-        if hosts == 1:
-            every.append(Way(name, BEFORE, Together(stage)))
-        every.append(Way(name, AFTER, jaxdp.Zero(stage)))
+    every += [Way(f"Zero({stage})", AS_IT_IS, jaxdp.Zero(stage)) for stage in (2, 3)]
     if hosts > 1:
         every.append(Way(HIERARCHICAL, AFTER, jaxdp.AllReduce(HIERARCHICAL), True))
     return every

@@ -20,7 +20,7 @@ def direct_reduce_scatter(devices: int) -> Schedule:
 
     Cost: 1 round of N - 1 transfers; (N - 1) K / N bytes sent and received per device.
     """
-    sends = [_turned(devices, turn, turn, "add") for turn in range(1, devices)]
+    sends = [_everybody(devices, t, t, "add") for t in range(1, devices)]
     name = f"direct_reduce_scatter({devices})"
     starts, ends = everywhere(devices, devices), one_each(devices)
     return Schedule(name, devices, devices, starts, ends, one_round(sends))
@@ -32,7 +32,7 @@ def direct_all_gather(devices: int) -> Schedule:
 
     Cost: 1 round of N - 1 transfers; (N - 1) K / N bytes sent and received per device.
     """
-    sends = [_turned(devices, turn, 0, "replace") for turn in range(1, devices)]
+    sends = [_everybody(devices, t, 0, "replace") for t in range(1, devices)]
     name = f"direct_all_gather({devices})"
     starts, ends = one_each(devices), everywhere(devices, devices)
     return Schedule(name, devices, devices, starts, ends, one_round(sends))
@@ -53,8 +53,8 @@ def direct(devices: int) -> Schedule:
     return scattered.then(direct_all_gather(devices), f"direct({devices})")
 
 
-def _turned(devices: int, turn: int, ahead: int, op) -> Transfer:
-    """Device `r` sends chunk `r + ahead` to device `r + turn`."""
+def _everybody(devices: int, distance: int, ahead: int, op) -> Transfer:
+    """Device `r` sends chunk `r + ahead` to device `r + distance`."""
     ranks = range(devices)
-    pairs = tuple((r, (r + turn) % devices) for r in ranks)
+    pairs = tuple((r, (r + distance) % devices) for r in ranks)
     return Transfer(pairs, tuple((r + ahead) % devices for r in ranks), op)

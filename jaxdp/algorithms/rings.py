@@ -20,7 +20,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from jaxdp.algorithms.building import everywhere, for_any_devices, one_each
-from jaxdp.schedule import Round, Schedule, Transfer
+from jaxdp.schedule import Pairs, Round, Schedule, Transfer
 
 
 @for_any_devices
@@ -131,7 +131,7 @@ def _shift(
 
 
 @functools.lru_cache(maxsize=128)
-def _neighbours(devices: int, towards: int) -> tuple[tuple[int, int], ...]:
+def _neighbours(devices: int, towards: int) -> Pairs:
     """Every device with a neighbour; the same tuple for all rounds of a ring."""
     return tuple((r, (r + towards) % devices) for r in range(devices))
 

@@ -37,7 +37,7 @@ class RingAllReduce(Compressible):
         unroll: Whether every round is written out in the program, as for
             `jaxdp.all_reduce`; compressed gradients travel as None says.
         in_flight: How many buckets may travel at a time, in order; None for all that
-            are ready. With few, XLA places their rounds beside the backward pass (see
+            are ready. One by one, XLA places their rounds beside the backward pass (see
             `jaxdp.turns`). Compressed gradients travel as None says.
     """
 

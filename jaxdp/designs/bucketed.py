@@ -3,7 +3,7 @@
 Buckets are flat, of one dtype, and filled in the order in which the backward pass
 finishes gradients; the first one is small. A bucket travels as soon as its gradients
 exist: no data dependence ties it to the rest of the backward pass (Li et al., VLDB
-2020, section 3.2). Of the buckets that are ready few travel at a time, in order, as on
+2020, section 3.2). Of the buckets that are ready one travels at a time, in order, as on
 the one stream of a communicator: see `jaxdp.turns`.
 """
 
@@ -19,7 +19,7 @@ from jaxdp.loss import Contribution
 from jaxdp.turns import Turns
 from jaxdp.waiting import never
 
-IN_FLIGHT = 2  # buckets that travel at a time, unless one asks for another number
+IN_FLIGHT = 1  # buckets that travel at a time, unless one asks for another number
 GPUS = ("cuda", "gpu", "rocm")  # names of the platform
 
 

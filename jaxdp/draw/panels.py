@@ -1,8 +1,8 @@
 """What a chunk-by-chunk figure shows, as data: lines of panels of cells and arrows.
 
 A panel is one moment: what every device holds of every chunk, and what it sends next.
-A line is one phase of the schedule, rounds that only add or only replace, and ends with
-the panel that the phase leads to.
+A line is one phase of the schedule, rounds that only add, only replace or do both, and
+ends with the panel that the phase leads to.
 """
 
 import collections

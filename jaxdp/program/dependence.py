@@ -9,7 +9,7 @@ The unit is what XLA starts as a whole. A fusion, a call, a conditional or a loo
 when all its operands are there and gives its results when it is done, so everything in
 it waits for all operands, and whoever uses one result waits for everything in it. Only
 tuples are seen through. Operations of a loop body wait for each other, since the next
-turn follows the last. A control dependency counts too. So a dependence that exists is
+trip follows the last. A control dependency counts too. So a dependence that exists is
 never missed: "does not wait for" is proven, "waits for" may be an upper bound.
 """
 

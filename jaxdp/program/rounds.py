@@ -23,9 +23,9 @@ def critical_rounds(module: Module) -> int:
 
     A permute that moves something is one round; a kind without pairs counts as the
     ring it is modelled by (`CollectiveOp.rounds`). What a fusion, call or conditional
-    runs starts when all its operands are there; of branches the longest counts. Turns
+    runs starts when all its operands are there; of branches the longest counts. Trips
     of a loop follow each other, so their rounds multiply by the trip count: an upper
-    bound where the collectives of a turn do not wait for those of the turn before.
+    bound where the collectives of a trip do not wait for those of the trip before.
 
     Raises:
         ValueError: As `walk.collectives`.

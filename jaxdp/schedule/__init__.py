@@ -25,6 +25,7 @@ device of `ends[c]`:
 
 from jaxdp.schedule.bundles import Bundle as Bundle
 from jaxdp.schedule.bundles import bundles as bundles
+from jaxdp.schedule.data import Pairs as Pairs
 from jaxdp.schedule.data import Placement as Placement
 from jaxdp.schedule.data import Round as Round
 from jaxdp.schedule.data import Schedule as Schedule

@@ -1,8 +1,8 @@
-"""What travels together: transfers of a round along the same pairs are one message.
+"""What travels together: transfers of a round along the same pairs are one bundle.
 
 A transfer moves one chunk per pair. A device that sends half of its buffer to another
 takes part in several transfers, one after the other in the round, with the same pairs;
-they go in one `ppermute` and wait for one latency.
+they are one message: they go in one `ppermute` and wait for one latency.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxdp.schedule.data import Round, Schedule, Transfer
+from jaxdp.schedule.data import Pairs, Round, Schedule, Transfer
 
 Kind = Literal["own", "partial", "complete"]
 
@@ -31,7 +31,7 @@ class Bundle:
     kind: Kind
 
     @property
-    def pairs(self) -> tuple[tuple[int, int], ...]:
+    def pairs(self) -> Pairs:
         """Who sends to whom."""
         return self.transfers[0].pairs
 
@@ -43,7 +43,7 @@ class Bundle:
 
 @functools.lru_cache(maxsize=256)
 def bundles(schedule: Schedule) -> tuple[tuple[Bundle, ...], ...]:
-    """The messages of every round, in the order of its transfers.
+    """The bundles of every round, in the order of its transfers.
 
     Args:
         schedule: Verified, or at least one that `jaxdp.schedule.holdings` accepts.

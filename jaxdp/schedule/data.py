@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 Placement = tuple[tuple[int, ...], ...]
+Pairs = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
     """One `ppermute`: pair `i` is `(source, target)` and moves chunk `chunks[i]`."""
 
-    pairs: tuple[tuple[int, int], ...]
+    pairs: Pairs
     chunks: tuple[int, ...]
     op: Literal["add", "replace"]
 

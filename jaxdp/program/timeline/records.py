@@ -21,7 +21,7 @@ class Record:
         kind: Of the kernel or the collective.
         start_s: NaN for a device that takes no part.
         end_s: As `start_s`.
-        busy_s: What lies between, or less if this stands for many turns of a loop.
+        busy_s: What lies between, or less if this stands for many trips of a loop.
         op: What is communicated.
     """
 
@@ -75,17 +75,17 @@ def _together(op: CollectiveOp | None, device: int) -> list[int]:
     return sorted({device}.union(*(each for each in members if device in each)))
 
 
-def merged(name: str, turn: list[Record], by_s: np.ndarray, times: int) -> list[Record]:
-    """One record a stream for many turns like one, of the kind that takes most."""
+def merged(name: str, trip: list[Record], by_s: np.ndarray, times: int) -> list[Record]:
+    """One record a stream for many trips like one, of the kind that takes most."""
     found = []
     for stream in (COMPUTE, COMMUNICATION):
-        own = [record for record in turn if record.stream == stream]
+        own = [record for record in trip if record.stream == stream]
         if own:
             most = max(own, key=lambda record: np.nansum(record.busy_s))
             found.append(
                 Record(
                     stream,
-                    f"{name}, {times} turns",
+                    f"{name}, {times} trips",
                     most.kind,
                     np.fmin.reduce([record.start_s for record in own]) + by_s,
                     np.fmax.reduce([record.end_s for record in own]) + times * by_s,

@@ -210,8 +210,8 @@ def _start_of(around: Computation, done: Instruction) -> str:
 def _never_started(done: Instruction) -> ValueError:
     return ValueError(
         f"timeline found no start of what {quote(done.line)} waits for. It must stand "
-        "before it in the same computation, so that it is of the same turn of a loop. "
-        "Compile without pipelining collectives over the turns of a loop."
+        "before it in the same computation, so that it is of the same trip of a loop. "
+        "Compile without pipelining collectives over the trips of a loop."
     )
 
 

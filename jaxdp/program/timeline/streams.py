@@ -30,7 +30,7 @@ from jaxdp.program.timeline.scheduled import (
 from jaxdp.program.timeline.work import OTHER
 from jaxdp.targets.hardware import Hardware
 
-_SHOWN_RECORDS = 20_000  # of the turns of one loop; more are one record a stream
+_SHOWN_RECORDS = 20_000  # of the trips of one loop; more are one record a stream
 _ROUNDING = 1e-9  # relative; of sums that would be equal
 
 
@@ -115,23 +115,23 @@ class Streams:
         self.records += longest.records
 
     def _loop(self, loop: Loop) -> None:
-        """Turn after turn, until a turn takes as long as the one before."""
+        """Trip after trip, until a trip takes as long as the one before."""
         self.run(loop.condition)
         moved = np.full_like(self.free_s, np.nan)
-        for turn in range(loop.trips):
+        for trip in range(loop.trips):
             before, first = self.free_s.copy(), len(self.records)
             self.run(loop.body + loop.condition)
             last_moved, moved = moved, self.free_s - before
             if self._repeats(moved, last_moved):
-                self._repeat(loop, first, moved, loop.trips - turn - 1)
+                self._repeat(loop, first, moved, loop.trips - trip - 1)
                 return
 
     def _repeats(self, moved: np.ndarray, last_moved: np.ndarray) -> bool:
-        """Whether all later turns are this one, some time later.
+        """Whether all later trips are this one, some time later.
 
         On each device, all streams that are in use have moved by the same time, twice,
-        and no other reached into the turn. Then devices that wait for each other
-        move alike: whoever is earlier waits in every turn.
+        and no other reached into the trip. Then devices that wait for each other
+        move alike: whoever is earlier waits in every trip.
         """
         used = moved > 0
         by = moved.max(axis=0)  # [devices]
@@ -145,12 +145,12 @@ class Streams:
 
     def _repeat(self, loop: Loop, first: int, moved: np.ndarray, times: int) -> None:
         by = moved.max(axis=0)  # [devices]
-        turn = self.records[first:]
-        if len(turn) * times <= _SHOWN_RECORDS:
+        trip = self.records[first:]
+        if len(trip) * times <= _SHOWN_RECORDS:
             for number in range(1, times + 1):
-                self.records += [record.later(number * by) for record in turn]
+                self.records += [record.later(number * by) for record in trip]
         else:
-            self.records += merged(loop.name, turn, by, times)
+            self.records += merged(loop.name, trip, by, times)
         self.free_s += times * moved
 
     def _record(
