@@ -9,8 +9,8 @@ and the scheduler finds a kernel for nearly every round.
 What waits is what the first round sends, by a dependence on data that is never true
 (`jaxdp.waiting`): packing, additions and results wait for nothing else than before.
 
-Why this way: steps of 8 H100, compiled by jax 0.10.2, rings of 25 MiB, predicted at 450
-GB/s, in ms, and the share of the communication that is exposed:
+Why this way: steps of 8 H100, compiled by jax 0.10.2, rings of 25 MiB, predicted for
+450 GB/s, in ms, and the share of the communication that is exposed:
 
     at a time       GPT-2 small     ResNet-50
     one             36.3   24 %     12.7   20 %

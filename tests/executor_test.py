@@ -79,7 +79,7 @@ def assert_executes_as_simulated(
 def test_every_schedule_executes_as_simulated(mesh, kind, algorithm, unroll):
     schedule = algorithms.build(kind, algorithm, mesh.size, mesh.size // 2)
     phases = plan.planned(schedule, False, not unroll).phases
-    if unroll and phases or any(phase.trips > 1 for phase in phases):
+    if (unroll and phases) or any(phase.trips > 1 for phase in phases):
         assert_executes_as_simulated(verify(schedule), "unchecked", unroll)
 
 
