@@ -17,8 +17,8 @@ Why this way: steps of 8 H100, compiled by jax 0.10.2, rings of 25 MiB, predicte
     two             36.2   23 %     13.1   53 %
     all             38.4   76 %     13.5   83 %
 
-Waiting for a ring's result instead of its last round, GPT-2 took 37.7 ms and 53 %. Rounds
-tied to places of the backward pass took 37.2 ms and 42 %: there they gather.
+Waiting for a ring's result instead of its last round, GPT-2 took 37.7 ms and 53 %.
+Rounds tied to places of the backward pass took 37.2 ms and 42 %: there they gather.
 """
 
 import dataclasses
