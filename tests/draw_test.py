@@ -132,6 +132,12 @@ def test_lines_say_what_their_phase_leads_to():
     ]
 
 
+def test_a_line_lists_who_holds_chunks():
+    adding, _ = panels.lines(algorithms.halving_doubling(6))
+    until = "until devices 0, 2, 4 and 5 hold 1 of 4 chunks complete"
+    assert adding.title == f"Send and add, {until}"
+
+
 def test_lines_of_a_pipeline_add_and_replace():
     assert [line.title for line in panels.lines(algorithms.pipelined_star(4))] == [
         "Send and add, until device 0 holds 1 of 4 chunks complete",

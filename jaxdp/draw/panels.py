@@ -115,7 +115,8 @@ def _outcome(cells: tuple[Cell, ...], chunks: int) -> str:
     devices = {cell.device for cell in cells}
     if not complete:
         return "no device holds a complete chunk"
-    holders = " and ".join(map(str, sorted(complete)))
+    names = [*map(str, sorted(complete))]
+    holders = " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
     who = f"device {holders} holds" if len(complete) == 1 else f"devices {holders} hold"
     if set(complete) == devices:
         who = "every device holds"
