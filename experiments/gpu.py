@@ -17,10 +17,10 @@ Expected numbers, for N = 8 devices and Φ bytes of gradients, ResNet-50 and GPT
   gather to root   (N - 1) Φ sent by the root: 717 and 3,484 MB
   doubling         2.5 Φ and not 3: XLA sends the first round as the bfloat16 that it
                    was computed in, which loses nothing
-  exposed          of a ring 63 and 78 % of its communication, for XLA schedules many
-                   permutes one after the other; of XLA's own, in buckets of 25 MB, 32
-                   and 17 %; of the way by the root all
-  step, in ms      ring 13.3 and 38.6, by the root 16.2 and 53.8, native 12.7 and 35.4
+  exposed          of a ring 20 and 24 % of its communication, since its buckets take
+                   turns (see the experiment overlap); of XLA's own, in buckets of 25
+                   MB, 69 and 10 %; of the way by the root all
+  step, in ms      ring 12.7 and 36.3, by the root 16.2 and 53.8, native 13.1 and 35.1
   without a cap    XLA leaves 33 all-reduces of ResNet-50, most for a small BatchNorm
                    statistic each: 17.0 ms
   memory           3.2 and 14.8 GB for all designs, nine tenths of it activations

@@ -60,9 +60,9 @@ def test_code_of_the_page_about_zero_runs(capsys):
 
 def test_code_of_the_readme_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    training, collectives, analysis, port, ddp, parts, elsewhere, servers, clock = (
-        code_of(README)
-    )
+    blocks = code_of(README)
+    training, collectives, analysis, port, ddp, ways, parts, *rest = blocks
+    elsewhere, servers, clock = rest
     names = {}
     exec(training, names)
     assert "(4, 64)" in capsys.readouterr().out
@@ -78,6 +78,8 @@ def test_code_of_the_readme_runs(capsys, tmp_path, monkeypatch):
     assert "2 replicate" in capsys.readouterr().out
     exec(ddp, names)
     assert "loss.total" in capsys.readouterr().out
+    exec(ways, names)
+    assert "on 8 devices, H100 (nvlink4): halving_doubling" in capsys.readouterr().out
     exec(parts, names)
     assert int(names["state"].step) == 1
     if not targets.missing("h100") or "CI" in os.environ:

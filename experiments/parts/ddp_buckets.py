@@ -82,9 +82,10 @@ def training(
 def step(
     mesh: jax.sharding.Mesh, sizes: Sizes, cap_mb: float | None, overlap: bool = True
 ) -> Step:
-    """The compiled step with buckets of that cap."""
+    """The compiled step with buckets of that cap, of which none waits for another."""
     params, batch = make(sizes, mesh.size)
-    design = jaxdp.RingAllReduce(cap_mb, first_bucket_mb=None, overlap=overlap)
+    caps = {"bucket_cap_mb": cap_mb, "first_bucket_mb": None}
+    design = jaxdp.RingAllReduce(**caps, overlap=overlap, in_flight=None)
     train = training(mesh, design)
     state, batch = train.init(params), jaxdp.shard_batch(batch, mesh)
     return Step(
