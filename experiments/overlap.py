@@ -21,8 +21,8 @@ Expected numbers, with jax 0.10, for steps in ms and the exposed share of commun
   ring, after        12.7  20 %     36.3  24 %    26.9  89 %     81.2  86 %
   native, merged     17.0  74 %     36.9  27 %    75.7  97 %     72.9  81 %
   native, 25 MB      13.1  69 %     35.1  10 %    22.6  88 %     62.4  80 %
-  Zero(2), as it is  13.3  53 %     36.5  68 %    24.9  90 %
-  Zero(3), as it is  13.6  50 %     35.8  27 %    27.3  85 %
+  Zero(2), as it is  13.3  53 %     36.5  68 %    24.9  90 %     74.2  93 %
+  Zero(3), as it is  13.6  50 %     35.8  27 %    27.3  85 %     83.9  90 %
   hierarchical                                    14.1  51 %     38.8  33 %
   50 GB/s: ring      15.4  66 %     48.5  67 %    (the same)     (the same)
   50 GB/s: native    19.8  79 %     51.6  78 %    79.2  97 %     90.0  86 %
