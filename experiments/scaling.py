@@ -19,8 +19,8 @@ Expected numbers, with C the step of one device and t its gradients over one lin
   H100, NVLink  6.3 of at most 26, and 5.5 of 15.5
   beyond        fastest with the 8 devices of a host, if it could leave it; between
                 hosts of one GPU one device alone is faster, at 10 and at 100 Gbit/s
-  DDP           faster than DP by 11, 33, 56 % at N = 2, 4, 8 on PCIe (ResNet-50), by
-                0.6, 6, 16 % on NVLink; 59 % efficient on 64 H100, 8 % on 1,024
+  DDP           faster than DP by 13, 35, 57 % at N = 2, 4, 8 on PCIe (ResNet-50), by
+                1.5, 8, 18 % on NVLink; 79 % efficient on 64 H100, 7 % on 1,024
 
 What is modelled: kernels by a roofline with half the published FLOP/s and 90 % of the
 bandwidth; links by a latency and a rate; two streams, as XLA scheduled them; adapters
