@@ -1,5 +1,6 @@
 """Where and on which code a run happens: what is compared only with its like."""
 
+import ctypes
 import datetime
 import os
 import pathlib
@@ -80,3 +81,21 @@ def _git(*arguments: str) -> str:
     except FileNotFoundError:
         return ""
     return asked.stdout.strip() if asked.returncode == 0 else ""
+
+
+def keep_memory() -> bool:
+    """Lets glibc keep what programs have given back, so that page faults are not timed.
+
+    A CPU device asks for its temporaries in every run. If they are large, glibc returns
+    them to the system each time, and a program with more of them, as a ring has beside
+    `psum`, is timed by the system's pages.
+
+    Returns:
+        Whether that could be asked for; not of other libraries than glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    # From malloc.h; more than 32 MiB is refused for the second.
+    options = {-1: 2**30, -3: 2**25}  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+    return all([mallopt(*option) == 1 for option in options.items()])

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import platform
 
 import pytest
 
@@ -145,3 +146,19 @@ def test_code_outside_of_git_has_no_commit(tmp_path, monkeypatch):
 def test_times_of_all_zones_are_in_order_as_texts():
     assert machine.utc("2026-01-02T01:30:00+02:00") == "2026-01-01T23:30:00+00:00"
     assert machine.now() > machine.utc("2026-01-01T00:00:00-05:00")
+
+
+def test_glibc_is_asked_to_keep_memory_and_no_other(monkeypatch):
+    assert machine.keep_memory() == (platform.libc_ver()[0] == "glibc")
+    asked = {}
+
+    class Library:
+        def mallopt(self, option, value):
+            asked[option] = value
+            return int(option != -3)
+
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: Library())
+    assert not machine.keep_memory()  # one of both was refused
+    assert asked == {-1: 2**30, -3: 32 * 2**20}
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: object())
+    assert not machine.keep_memory()
