@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 import jaxdp
 from jaxdp import targets
 from jaxdp.prediction import Model
+from jaxdp.prediction.step import compiled_on
 from jaxdp.program import analyze
 from jaxdp.program.timeline import Timeline
 from jaxdp.program.verdict import Verdict
@@ -103,10 +104,7 @@ def compiled(model: Model, way: Way, devices: int, hosts: int) -> Step:
     if way.two_axes:
         grid = mesh.devices.reshape(hosts, devices // hosts)
         mesh = Mesh(grid, AXES, axis_types=mesh.axis_types * 2)
-    train = model.training(way.design, mesh)
-    arguments = model.state(train), model.global_batch(devices)
-    where = {"target": TARGET, "devices": devices, "hosts": hosts}
-    program = targets.compile_for(train.step, *arguments, **where)
+    train, _, program = compiled_on(mesh, way.design, model, TARGET, hosts)
     took_s = time.perf_counter() - started
     report = analyze(program)
     fast, slow = (report.timeline(each) for each in machines(devices // hosts))

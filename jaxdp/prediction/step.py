@@ -1,8 +1,9 @@
 """A design's step of a model, compiled for devices that need not be here."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
 from jaxdp import targets
 from jaxdp.designs import Design
@@ -55,13 +56,30 @@ def compiled_step(
         ModuleNotFoundError: The compiler is not installed.
     """
     mesh = targets.mesh(target, devices, hosts) if target else data_mesh(devices)
-    train = model.training(design, mesh)
-    arguments = model.state(train), model.global_batch(devices)
-    if target is None:
-        program = train.lower(*arguments).compile()
-    else:
-        where = {"target": target, "devices": devices, "hosts": hosts}
-        program = targets.compile_for(train.step, *arguments, **where)
+    train, arguments, program = compiled_on(mesh, design, model, target, hosts)
     sent = messages(opened(train.trace(*arguments).jaxpr))
     report = analyze(program)
     return CompiledStep(train, program, report, sent, devices, model.rows)
+
+
+def compiled_on(
+    mesh: Mesh, design: Design, model: Model, target: str | None, hosts: int = 1
+) -> tuple[DataParallel, tuple[Any, Any], jax.stages.Compiled]:
+    """Compiles a step on a mesh of the caller's, which may have two axes.
+
+    Args:
+        mesh: Of the target's devices; of those at hand without a target.
+        design: As for `compiled_step`, like all that follow.
+        model: What is trained.
+        target: What to compile for.
+        hosts: In how many hosts the devices are.
+
+    Returns:
+        The training; shapes of its state and of a batch; the compiled step.
+    """
+    train = model.training(design, mesh)
+    arguments = model.state(train), model.global_batch(mesh.size)
+    if target is None:
+        return train, arguments, train.lower(*arguments).compile()
+    where = {"target": target, "devices": mesh.size, "hosts": hosts}
+    return train, arguments, targets.compile_for(train.step, *arguments, **where)
