@@ -50,6 +50,19 @@ def test_order_is_seen_through_a_call_around_everything():
     assert scalar < b < a < c
 
 
+def test_casts_of_all_gradients_at_the_end_change_no_times():
+    loss_fn = loss_with(lambda f: f)
+
+    def cast(params, x):
+        gradients = jax.grad(loss_fn)(params, x)
+        return jax.tree.map(lambda g: g.T.astype(jnp.bfloat16), gradients)
+
+    times = backward.readiness(jax.make_jaxpr(cast)(PARAMS, jnp.ones((2, 3))))
+    a, b, c, scalar, *_ = times
+    assert scalar < b < a < c
+    assert times[:4] == backward.readiness(traced(loss_fn))[:4]
+
+
 def test_a_parameter_used_twice_is_ready_with_its_first_use():
     def loss_fn(p, x):
         return jnp.sum(layer(p["a"], layer(p["b"], layer(p["a"], x))))
