@@ -5,16 +5,16 @@ VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 # With an NVIDIA GPU, jax with CUDA is installed beside the other extras.
 CUDA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,cuda12)
-SOURCES := jaxdp experiments benchmarks tests
+SOURCES := jaxdp experiments benchmarks tests docs
 
 .DEFAULT_GOAL := help
 # Experiments that compile for accelerators that are not here, and that run PyTorch.
-COMPILING := gpu overlap scaling traffic
+COMPILING := claims gpu overlap scaling traffic
 RIVALS := bandwidth
 EXTRA_STAMP := $(if $(filter $(COMPILING),$(EXP)),.compile,$(if \
   $(filter $(RIVALS),$(EXP)),.torch,.experiments))
 
-.PHONY: help experiment experiments test check format bench gpu-check clean
+.PHONY: help experiment experiments report docs test check format bench gpu-check dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,14 +26,22 @@ experiment: $(VENV)/$(EXTRA_STAMP)  ## run one experiment: make experiment EXP=r
 experiments: $(VENV)/.experiments  ## list the experiments, a line each
 	@$(BIN)/python -m experiments --list
 
+report: $(VENV)/.experiments  ## one site from all results: results/site/index.html
+	@$(BIN)/python -m experiments.site $(ARGS)
+
+docs: $(VENV)/.docs  ## the documentation: docs/_build/html/index.html
+	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
+	@echo 'docs/_build/html/index.html'
+
 test: $(VENV)/.test  ## run the tests (PyTorch references included)
 	$(BIN)/pytest -n auto --dist loadfile $(ARGS)
 
-check: $(VENV)/.dev  ## format, lint, spelling, types and tests: what CI runs
+check: $(VENV)/.dev  ## format, lint, spelling, types, documentation and tests: what CI runs
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
-	$(BIN)/codespell $(SOURCES) docs README.md CHANGELOG.md
+	$(BIN)/codespell $(SOURCES) README.md CHANGELOG.md
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(MAKE) docs
 	$(MAKE) test
 
 format: $(VENV)/.dev  ## format the code and apply safe lint fixes
@@ -46,20 +54,25 @@ bench: $(VENV)/$(if $(filter --all,$(ARGS)),.compile,.experiments)  ## measure, 
 gpu-check: $(VENV)/.test  ## measure this machine's GPU: under 5 minutes, no network
 	@$(BIN)/python -m experiments.gpu_check $(ARGS)
 
+dist: $(VENV)/.test  ## build the wheel and the source distribution: dist/
+	$(BIN)/python -m build
+
 clean:  ## remove environments, caches and results
-	rm -rf .venv .venv-* results build dist *.egg-info
+	rm -rf .venv .venv-* results dist docs/_build
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp per extra, so that a second call starts at once. The larger ones contain
 # others, and stamp them too.
-TESTED := .experiments .compile .torch .test
+TESTED := .experiments .compile .torch .docs .test
 $(VENV)/.experiments:
 	@$(MAKE) --no-print-directory install EXTRA=experiments STAMPS=".experiments"
 $(VENV)/.compile:
 	@$(MAKE) --no-print-directory install EXTRA=experiments,compile STAMPS=".experiments .compile"
 $(VENV)/.torch:
 	@$(MAKE) --no-print-directory install EXTRA=experiments,torch STAMPS=".experiments .torch"
+$(VENV)/.docs:
+	@$(MAKE) --no-print-directory install EXTRA=docs STAMPS=".experiments .docs"
 $(VENV)/.test:
 	@$(MAKE) --no-print-directory install EXTRA=test STAMPS="$(TESTED)"
 $(VENV)/.dev:

@@ -3,10 +3,18 @@
 import fnmatch
 from collections.abc import Sequence
 
-from benchmarks import analysis, checking, compiling, exchanges, rivals, steps
+from benchmarks import (
+    analysis,
+    checking,
+    compiling,
+    exchanges,
+    importing,
+    rivals,
+    steps,
+)
 from benchmarks.case import Case
 
-MODULES = (exchanges, steps, checking, analysis, rivals, compiling)
+MODULES = (exchanges, steps, checking, analysis, importing, rivals, compiling)
 
 
 def every() -> tuple[Case, ...]:

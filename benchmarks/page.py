@@ -20,6 +20,7 @@ GROUPS = {
     "algorithms": "Algorithms against each other, and against XLA's own all-reduce",
     "schedules": "Verifying and simulating schedules",
     "programs": "Reading compiled programs",
+    "importing": "Importing jaxdp",
     "pytorch": "Real processes, against PyTorch's DistributedDataParallel",
     "compiling": "Compiling for H100 that are not here",
 }

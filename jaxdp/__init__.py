@@ -1,5 +1,7 @@
 """Data-parallel designs as small, explicit JAX programs."""
 
+from typing import TYPE_CHECKING, Any
+
 from jaxdp import aggregation as aggregation
 from jaxdp import asynchronous as asynchronous
 from jaxdp import checkpoint as checkpoint
@@ -33,7 +35,6 @@ from jaxdp.loss import Aux as Aux
 from jaxdp.loss import Mean as Mean
 from jaxdp.loss import masked_mean as masked_mean
 from jaxdp.mesh import data_mesh as data_mesh
-from jaxdp.normalization import BatchNorm as BatchNorm
 from jaxdp.normalization import batch_moments as batch_moments
 from jaxdp.precision import Precision as Precision
 from jaxdp.prediction import predict as predict
@@ -52,3 +53,21 @@ from jaxdp.targets import compile_for as compile_for
 from jaxdp.training import TrainState as TrainState
 from jaxdp.training import data_parallel as data_parallel
 from jaxdp.zero.layers import scan_layers as scan_layers
+
+if TYPE_CHECKING:
+    from jaxdp.batch_norm import BatchNorm as BatchNorm
+
+
+def __getattr__(name: str) -> Any:
+    """`BatchNorm`, which alone needs Flax NNX, when it is first asked for."""
+    if name != "BatchNorm":
+        raise AttributeError(f"module 'jaxdp' has no attribute {name!r}")
+    from jaxdp.batch_norm import BatchNorm
+
+    globals()[name] = BatchNorm
+    return BatchNorm
+
+
+def __dir__() -> list[str]:
+    """All names, also the one that is not there yet."""
+    return sorted({*globals(), "BatchNorm"})

@@ -1,4 +1,4 @@
-"""BatchNorm over the real rows of all replicas: the numbers of one device.
+"""Statistics over the real rows of all replicas: the numbers of one device.
 
 The mean is the sum over all real rows of all replicas, divided by their count, and the
 variance is the mean squared distance from it, in a second pass: never negative, and
@@ -6,8 +6,8 @@ exact where E[x²] - E[x]² cancels. `flax.nnx.BatchNorm` with `axis_name` avera
 means of the replicas instead, which is another number as soon as padding leaves them
 unequal counts.
 
-Inside `jaxdp.data_parallel` all replicas keep the same running averages. Their sums are
-part of the loss, so that its gradient sums too, and equals that of one device.
+Inside `jaxdp.data_parallel` their sums are part of the loss, so that its gradient sums
+too, and equals that of one device.
 """
 
 import math
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import lax
 from jax.typing import ArrayLike
 
@@ -93,73 +92,6 @@ def batch_moments(
     # A NaN in padding must not meet the square: its gradient would be 0 * NaN.
     apart = jnp.where(keep, x - jnp.expand_dims(mean, others), 0)
     return Moments(mean, total(jnp.sum(apart**2, others)) / some, count)
-
-
-class BatchNorm(nnx.BatchNorm):
-    """`flax.nnx.BatchNorm` whose statistics are those of all real rows, once each.
-
-    It takes the same arguments and keeps the same variables, with two differences: the
-    `mask` of a call has one entry per row, and a variance always takes two passes,
-    whatever `use_fast_variance` says. As in Flax, the running variance is the biased
-    one, and `momentum` is the share that stays. A batch without any real row leaves the
-    running averages alone. Outside `shard_map`, under `jit`, leave out `axis_name`.
-
-    Example:
-        >>> import jax.numpy as jnp, jaxdp
-        >>> from flax import nnx
-        >>> norm = jaxdp.BatchNorm(1, momentum=0.0, rngs=nnx.Rngs(0))
-        >>> _ = norm(jnp.array([[1.0], [3.0], [9.0]]), mask=jnp.arange(3) < 2)
-        >>> print(norm.mean[...], norm.var[...])
-        [2.] [1.]
-    """
-
-    def __call__(
-        self,
-        x: jax.Array,
-        use_running_average: bool | None = None,
-        *,
-        mask: ArrayLike | None = None,
-    ) -> jax.Array:
-        """Normalizes, and moves the running averages unless it uses them.
-
-        Args:
-            x: `[rows, ..., features]`, or with the features on the module's `axis`.
-            use_running_average: Whether to normalize by the running averages, as in
-                inference; None asks the module.
-            mask: As of `batch_moments`; padded rows are normalized too, and count for
-                nothing.
-
-        Returns:
-            Array of the shape of `x`.
-        """
-        if use_running_average is None:
-            use_running_average = self.use_running_average
-        if use_running_average is not False:  # None: Flax says what is missing
-            return super().__call__(x, use_running_average)
-        scale, bias = (v if v is None else v[...] for v in (self.scale, self.bias))
-        x, _, _, scale, bias = self.promote_dtype(
-            (x, self.mean[...], self.var[...], scale, bias), dtype=self.dtype
-        )
-        mean, var, count = batch_moments(
-            x,
-            mask,
-            self.axis_name,
-            axis=self.axis,
-            axis_index_groups=self.axis_index_groups,
-        )
-        for average, value in ((self.mean, mean), (self.var, var)):
-            old = average[...]
-            new = self.momentum * old + (1 - self.momentum) * value
-            average[...] = lax.stop_gradient(
-                jnp.where(count > 0, new, old).astype(old.dtype)
-            )
-        factor = lax.rsqrt(var + self.epsilon)
-        factor = factor if scale is None else factor * scale
-        shape = [1] * x.ndim
-        shape[self.axis] = -1
-        y = (x - mean.reshape(shape)) * factor.reshape(shape)
-        y = y if bias is None else y + bias.reshape(shape)
-        return y.astype(x.dtype)
 
 
 def _kept(

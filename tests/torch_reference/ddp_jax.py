@@ -15,8 +15,8 @@ from flax import nnx
 
 import jaxdp
 from jaxdp import compression
+from jaxdp.batch_norm import BatchNorm
 from jaxdp.data import PaddedBatch
-from jaxdp.normalization import BatchNorm
 from tests.torch_reference import ddp_jobs, files, jax_side
 from tests.torch_reference import ddp_problem as problem
 

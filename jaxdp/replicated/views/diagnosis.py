@@ -51,11 +51,7 @@ class Diagnosis(NamedTuple):
         return [finding._asdict() for finding in self.findings]
 
     def table(self) -> Any:
-        """The numbers as a `rich.table.Table`.
-
-        Raises:
-            ModuleNotFoundError: rich is not installed.
-        """
+        """The numbers as a `rich.table.Table`."""
         kept = ("question", "measured", "unit", "passes")
         rows = [{column: row[column] for column in kept} for row in self.rows()]
         title = f"Where does a step of {self.step_ms:.3f} ms go?"

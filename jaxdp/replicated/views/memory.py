@@ -111,11 +111,7 @@ class Memory:
         ]
 
     def table(self) -> Any:
-        """The peaks as a `rich.table.Table`.
-
-        Raises:
-            ModuleNotFoundError: rich is not installed.
-        """
+        """The peaks as a `rich.table.Table`."""
         kept = ("stage", "device", "all_mb")
         rows = [{k: v for k, v in row.items() if k in kept} for row in self.rows()]
         return tables.rich_table("Memory by stage and device, in MiB", rows)

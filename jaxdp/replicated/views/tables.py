@@ -1,6 +1,5 @@
-"""Rows as tables on the terminal; needs rich, from the extra `experiments`."""
+"""Rows as tables on the terminal, by rich: imported when a table is shown."""
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,14 +14,13 @@ def rich_table(title: str, rows: Rows, caption: str = "") -> Any:
         title: Stands above.
         rows: All with the same columns; the first column makes the groups.
         caption: Stands below.
-
-    Raises:
-        ModuleNotFoundError: rich is not installed.
     """
-    box, table = _rich("rich.box"), _rich("rich.table")
-    style = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    style = {"box": SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
     narrow = len(title)  # a title wraps at the width of its table
-    shown = table.Table(title=title, caption=caption or None, min_width=narrow, **style)
+    shown = Table(title=title, caption=caption or None, min_width=narrow, **style)
     columns = list(rows[0]) if rows else []
     for column in columns:
         number = isinstance(rows[0][column], int | float)
@@ -36,7 +34,9 @@ def rich_table(title: str, rows: Rows, caption: str = "") -> Any:
 
 def as_text(table: Any) -> str:
     """A rich table as plain text."""
-    console = _rich("rich.console").Console(width=WIDTH, color_system=None)
+    from rich.console import Console
+
+    console = Console(width=WIDTH, color_system=None)
     with console.capture() as captured:
         console.print(table)
     return captured.get()
@@ -51,15 +51,3 @@ def written(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
     return str(value).replace("[", r"\[")
-
-
-def _rich(module: str) -> Any:
-    """A module of rich."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"jaxdp.replicated found no rich ({error}). Its tables need it, and jaxdp "
-            "does not install it by itself. Install the extra: "
-            "pip install 'jax-data-parallel[experiments]'."
-        ) from error

@@ -150,11 +150,7 @@ class Trace:
         ]
 
     def table(self) -> Any:
-        """The records as a `rich.table.Table`.
-
-        Raises:
-            ModuleNotFoundError: rich is not installed.
-        """
+        """The records as a `rich.table.Table`."""
         caption = f"{self.moved():,} bytes moved"
         return tables.rich_table("Stages by device", self.rows(), caption)
 
