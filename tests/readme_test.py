@@ -8,6 +8,7 @@ from jaxdp import targets
 from tests.compilers import needs_compiler
 
 README = pathlib.Path(__file__).parent.parent / "README.md"
+CHINESE = README.with_name("README.zh.md")
 
 
 def code_of(page):
@@ -92,5 +93,31 @@ def test_code_of_the_readme_runs(capsys, tmp_path, monkeypatch):
 
 
 def test_files_that_the_readme_names_exist():
-    for name in re.findall(r"`((?:jaxdp|docs|tests)/[\w./]+)`", README.read_text()):
-        assert (README.parent / name).exists(), name
+    for page in (README, CHINESE):
+        text = page.read_text()
+        named = re.findall(r"`((?:jaxdp|docs|tests|experiments)/[\w./]+)`", text)
+        linked = re.findall(r"\]\(([\w./]+)\)", text)
+        for name in [*named, *linked]:
+            assert (README.parent / name).exists(), name
+
+
+def test_both_readmes_say_the_same():
+    """Code, commands, rows of tables and links are the same in both languages."""
+    texts = [page.read_text() for page in (README, CHINESE)]
+    fence = re.compile(r"```\w*\n.*?```", re.DOTALL)
+    ours, theirs = (fence.findall(text) for text in texts)
+    assert ours == theirs
+    for found in (r"`[^`]+`", r"\]\((docs/[^)]+)\)"):
+        ours, theirs = (
+            sorted(re.findall(found, " ".join(fence.sub("", text).split())))
+            for text in texts
+        )
+        assert ours == theirs
+    rows, headings = (
+        [
+            [line for line in text.splitlines() if line.startswith(sign)]
+            for text in texts
+        ]
+        for sign in ("|", "## ")
+    )
+    assert len(rows[0]) == len(rows[1]) and len(headings[0]) == len(headings[1])
