@@ -11,10 +11,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests import torch_parity_test
 from tests.torch_reference import ddp_jobs, ddp_reference
 from tests.torch_reference import ddp_problem as problem
 from tests.torch_reference import problem as parity_problem
+from tests.torch_reference.installed import require_torch
 
 pytestmark = pytest.mark.torch
 
@@ -62,7 +62,7 @@ def jobs_that(condition) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module", autouse=True)
 def _torch_is_installed():
-    torch_parity_test.require_torch()
+    require_torch()
 
 
 def made_by(job: problem.Job, **changes) -> problem.Arrays:

@@ -10,8 +10,9 @@ import itertools
 import numpy as np
 import pytest
 
-from tests import processes_helpers, torch_parity_test
+from tests import processes_helpers
 from tests.processes_torch_jobs import DESIGNS, HYPER_PARAMETERS, STEPS, first_params
+from tests.torch_reference.installed import require_torch
 
 pytestmark = pytest.mark.torch
 
@@ -27,7 +28,7 @@ over_designs = pytest.mark.parametrize("design", DESIGNS)
 @pytest.fixture(scope="module")
 def found():
     """What every process saw, by the number of processes."""
-    torch_parity_test.require_torch()
+    require_torch()
     with contextlib.ExitStack() as stack:
         groups = {
             count: stack.enter_context(

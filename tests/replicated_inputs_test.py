@@ -11,6 +11,7 @@ import pytest
 import jaxdp
 from jaxdp.replicated import gather, parallel_apply, replicate, scatter
 from tests.replicated_helpers import foreign, numbered, put, refuses
+from tests.torch_reference.installed import require_torch
 
 FOUR = [0, 1, 2, 3]
 X = numbered(10)
@@ -122,7 +123,9 @@ def test_data_that_no_device_takes(case):
 
 @pytest.mark.torch
 def test_tensors_of_torch():
-    torch = pytest.importorskip("torch")
+    require_torch()
+    import torch
+
     with refuses(TypeError, "inputs[1] is a torch.Tensor", "tensor.numpy(force=True)"):
         model()(X, torch.ones(10))
     tensor = torch.arange(10.0, requires_grad=True)

@@ -16,6 +16,7 @@ import jaxdp
 from jaxdp.replicated import gather, parallel_apply, replicate, scatter
 from tests.helpers import as_numpy, assert_bit_equal
 from tests.replicated_helpers import compilations, ids_of, numbered, put
+from tests.torch_reference.installed import require_torch
 
 SHUFFLED = [3, 1, 0, 2]
 
@@ -65,7 +66,9 @@ def test_sizes_are_those_of_ceil(rows, devices):
 
 @pytest.mark.torch
 def test_sizes_are_those_of_torch_chunk():
-    torch = pytest.importorskip("torch")
+    require_torch()
+    import torch
+
     for rows in range(1, 71):
         for devices in range(1, 9):
             chunks = torch.arange(rows).chunk(devices)

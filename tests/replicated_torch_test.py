@@ -10,9 +10,9 @@ import itertools
 import numpy as np
 import pytest
 
-from tests import torch_parity_test
 from tests.torch_reference import replicated_problem as problem
 from tests.torch_reference import replicated_reference
+from tests.torch_reference.installed import require_torch
 
 pytestmark = pytest.mark.torch
 
@@ -38,7 +38,7 @@ over_jax_runs = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module", autouse=True)
 def _torch_is_installed():
-    torch_parity_test.require_torch()
+    require_torch()
 
 
 def made_by(run: problem.Run, **changes) -> problem.Arrays:

@@ -10,10 +10,10 @@ import functools
 import numpy as np
 import pytest
 
-from tests import torch_parity_test
 from tests.torch_reference import problem as parity_problem
 from tests.torch_reference import server_numpy, server_reference
 from tests.torch_reference import server_problem as problem
+from tests.torch_reference.installed import require_torch
 
 pytestmark = pytest.mark.torch
 
@@ -39,7 +39,7 @@ over_torch_jobs = pytest.mark.parametrize("job", TORCH_JOBS, ids=str)
 
 @pytest.fixture(scope="module", autouse=True)
 def _torch_is_installed():
-    torch_parity_test.require_torch()
+    require_torch()
 
 
 def made_by(job: problem.Job, **changes) -> problem.Arrays:

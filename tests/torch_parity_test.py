@@ -5,13 +5,12 @@ parameters, same batches, 20 steps, the parameters after every step and every lo
 """
 
 import dataclasses
-import importlib.util
-import os
 
 import numpy as np
 import pytest
 
 from tests.torch_reference import problem, reference
+from tests.torch_reference.installed import require_torch
 
 pytestmark = pytest.mark.torch
 
@@ -50,16 +49,6 @@ over_workers = pytest.mark.parametrize(
         for world_size in world_sizes
     ],
 )
-
-
-def require_torch() -> None:
-    """Skip without torch; fail in CI, where a skip would hide a missing check."""
-    if importlib.util.find_spec("torch") is not None:
-        return
-    message = "torch is not installed. Install the extra: pip install -e '.[test]'."
-    if os.environ.get("CI"):
-        pytest.fail(f"{message} In CI (CI is set) a skipped parity test is a failure.")
-    pytest.skip(message)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -244,11 +233,15 @@ def test_parameter_counts_are_not_divisible():
 
 def test_missing_torch_skips_but_fails_in_ci(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("sys.version_info", (3, 11))
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="torch is not installed"):
         require_torch()
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="a skipped parity test is a fail"):
+        require_torch()
+    monkeypatch.setattr("sys.version_info", (3, 12))
+    with pytest.raises(pytest.skip.Exception, match="pinned for Python"):
         require_torch()
 
 

@@ -11,9 +11,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests import torch_parity_test
 from tests.torch_reference import zero_problem as problem
 from tests.torch_reference import zero_reference
+from tests.torch_reference.installed import require_torch
 
 pytestmark = pytest.mark.torch
 
@@ -37,7 +37,7 @@ over_torch_jobs = pytest.mark.parametrize("job", TORCH_JOBS, ids=str)
 
 @pytest.fixture(scope="module", autouse=True)
 def _torch_is_installed():
-    torch_parity_test.require_torch()
+    require_torch()
 
 
 made_by = zero_reference.run_reference
