@@ -15,8 +15,8 @@ from tests.fast import light_code as light_code
 
 # They run in their own tests, `experiments_NAME_test.py`, which look at more.
 ELSEWHERE = (
-    *("algorithms", "compression", "memory", "overlap", "resume", "staleness"),
-    *("uneven", "zero"),
+    *("algorithms", "claims", "compression", "memory", "overlap", "pipeline"),
+    *("resume", "staleness", "uneven", "zero"),
 )
 
 

@@ -33,9 +33,10 @@ from tests import experiments_contract as contract
 from tests import fast
 
 NAMES = [
-    *("algorithms", "amp", "bandwidth", "compare", "compression", "ddp", "dp"),
-    *("errors", "faults", "gpu", "memory", "overlap", "overlap_delay", "ps", "resume"),
-    *("ring", "scaling", "staleness", "traffic", "uneven", "zero"),
+    *("algorithms", "amp", "bandwidth", "claims", "compare", "compression", "ddp"),
+    *("dp", "errors", "faults", "gpu", "memory", "overlap", "overlap_delay"),
+    *("pipeline", "ps", "resume", "ring", "scaling", "staleness", "traffic"),
+    *("uneven", "zero"),
 ]
 TIMED = [
     "amp",
@@ -330,13 +331,19 @@ def test_gradient_norms_differ_before_the_reduction_only(run_tiny):
 def test_designs_stay_close_to_one_device(run_tiny):
     _, document = run_tiny("compare")
     rows = {row["run"]: row for row in document["tables"]["runs"]}
-    assert {name: row["rounds"] for name, row in rows.items()} == {
-        "single device": 0,
-        "star": 2,
-        "ring": 14,
-        "native": 1,
-    }
     assert max(row["apart, first 20 steps"] for row in rows.values()) < 1e-5
+    assert {row["of them other bits"] for row in rows.values()} == {0}
+    costs = {row["design"]: row for row in document["tables"]["designs"]}
+    assert {name: row["rounds"] for name, row in costs.items()} == {
+        "single device": 0,
+        "gather to root": 2,
+        "ring": 14,
+        "native": 14,
+        "Zero(3)": 21,
+    }
+    # 4 bytes of loss beside Φ
+    np.testing.assert_allclose(costs["gather to root"]["busiest (Φ)"], 7, rtol=1e-4)
+    np.testing.assert_allclose(costs["ring"]["busiest (Φ)"], 1.75, rtol=1e-3)
 
 
 def test_links_carry_what_programs_send(run_tiny):

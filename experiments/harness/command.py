@@ -6,7 +6,7 @@ from types import ModuleType
 
 import tyro
 
-from experiments.harness import devices, saving, show
+from experiments.harness import saving, show
 
 
 def run(module: ModuleType, options: list[str]) -> int:
@@ -25,7 +25,7 @@ def run(module: ModuleType, options: list[str]) -> int:
     )
     try:
         config.check()
-        devices.start(config.devices, config.platform)
+        config.start()
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -35,8 +35,11 @@ def run(module: ModuleType, options: list[str]) -> int:
     folder = config.output / name
     document = saving.save(module, config, found, folder)
     for title, rows in found.tables.items():
-        show.table(title, rows)
+        if title not in found.unprinted:
+            show.table(title, rows)
     show.claims(document)
     seconds = time.perf_counter() - start
     show.console.print(f"{folder}/report.html, result.json; {seconds:.0f} s")
-    return 0
+    for failure in found.failures:
+        print(failure, file=sys.stderr)
+    return 1 if found.failures else 0

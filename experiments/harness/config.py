@@ -40,6 +40,14 @@ class Config:
                 "give a positive number."
             )
 
+    def start(self) -> None:
+        """Starts JAX with the devices that are asked for.
+
+        Raises:
+            ValueError: Not so many devices.
+        """
+        devices.start(self.devices, self.platform)
+
     def check_divides(self, batch_size: int) -> None:
         """Checks that every device gets equally many rows."""
         rest = batch_size % self.devices

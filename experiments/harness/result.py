@@ -52,6 +52,9 @@ class Result:
         figures: Figures by title.
         programs: Compiled programs by name.
         files: Texts of other files, by file name.
+        unprinted: Tables too long for the terminal; the report has them.
+        failures: What could not be found out, and why: the command then ends with
+            status 1, after everything else is written.
     """
 
     claims: Sequence[Claim]
@@ -61,6 +64,8 @@ class Result:
         default_factory=dict
     )
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    unprinted: Sequence[str] = ()
+    failures: Sequence[str] = ()
 
 
 KEYS = {
@@ -100,9 +105,19 @@ def environment(devices: int) -> Document:
         "platform": jax.devices()[0].platform,
         "device_kind": jax.devices()[0].device_kind,
         "devices": devices,
-        "commit": _commit(),
+        "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def commit() -> str | None:
+    """The commit this code is at; None outside a git checkout."""
+    command = ["git", "-C", str(pathlib.Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # no git
+        return None
+    return asked.stdout.strip() or None
 
 
 def validate(document: Document) -> Document:
@@ -111,21 +126,7 @@ def validate(document: Document) -> Document:
     Raises:
         ValueError: Names everything that is wrong.
     """
-    wrong = _wrong_keys("", document)
-    if not wrong:
-        wrong += _wrong_keys("environment", document["environment"])
-        for claim in document["claims"]:
-            wrong += _wrong_keys("claim", claim)
-            if claim.get("verdict") not in get_args(Verdict):
-                wrong.append(
-                    f"claim {claim.get('id')} has verdict {claim.get('verdict')!r}; it "
-                    f"must be one of {', '.join(get_args(Verdict))}"
-                )
-        wrong += [
-            f"table {name!r} is no list of rows"
-            for name, rows in document["tables"].items()
-            if not all(isinstance(row, dict) for row in rows)
-        ]
+    wrong = problems(document)
     if wrong:
         raise ValueError(
             f"result.json of {document.get('experiment')!r} would be malformed: "
@@ -134,14 +135,31 @@ def validate(document: Document) -> Document:
     return document
 
 
+def problems(document: Any) -> list[str]:
+    """Everything by which a document has not the format of `result.json`."""
+    wrong = _wrong_keys("", document)
+    if wrong:
+        return wrong
+    wrong += _wrong_keys("environment", document["environment"])
+    for claim in document["claims"]:
+        wrong += _wrong_keys("claim", claim) or _wrong_verdict(claim)
+    return wrong + [
+        f"table {name!r} is no list of rows"
+        for name, rows in document["tables"].items()
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows)
+    ]
+
+
 def write(path: pathlib.Path, document: Document) -> None:
     """Writes a valid document; not-a-number is refused, since JSON has none."""
     text = json.dumps(validate(document), indent=2, allow_nan=False, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def _wrong_keys(name: str, part: Document) -> list[str]:
+def _wrong_keys(name: str, part: Any) -> list[str]:
     """What is missing, superfluous or of another type in one part of a document."""
+    if not isinstance(part, dict):
+        return [f"{name or 'it'} is {part!r}, and no object with keys"]
     where = f"{name}." if name else ""
     expected = KEYS[name]
     wrong = [f"{where}{key} is missing" for key in expected if key not in part]
@@ -154,11 +172,12 @@ def _wrong_keys(name: str, part: Document) -> list[str]:
     return wrong
 
 
-def _commit() -> str | None:
-    """The commit this code is at; None outside a git checkout."""
-    command = ["git", "-C", str(pathlib.Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:  # no git
-        return None
-    return asked.stdout.strip() or None
+def _wrong_verdict(claim: Document) -> list[str]:
+    """A verdict that is none."""
+    verdicts = get_args(Verdict)
+    if claim["verdict"] in verdicts:
+        return []
+    return [
+        f"claim {claim['id']} has verdict {claim['verdict']!r}; it must be one of "
+        f"{', '.join(verdicts)}"
+    ]

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from experiments.harness import result, show, templates, wording
+from experiments.harness import result, templates, wording
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BROAD = 9.0  # inches
 LONG = 1_000_000  # characters of a program; more would make a page of many megabytes
-HERE = pathlib.Path(__file__).parent
 
 
 def save(
@@ -59,16 +58,13 @@ def report(
     where: str,
 ) -> str:
     """The report as one HTML page; it needs no other file to be read."""
-    environment = templates.environment(HERE)
-    environment.filters |= {"heading": wording.heading, "value": wording.value}
-    environment.tests["numeric"] = wording.is_number
-    return environment.get_template("report.html.j2").render(
+    page = templates.environment(templates.HERE).get_template("report.html.j2")
+    return page.render(
         document=document,
         about=about.partition("\n")[2].strip(),
         where=where,
         images={title: _image(figure) for title, figure in found.figures.items()},
         programs=programs,
-        split_label=show.split_label,
     )
 
 

@@ -113,5 +113,6 @@ def claims(document: Document) -> None:
 
 def split_label(rows: Rows) -> tuple[list[str], str | None]:
     """The columns of a table, and what stands below it."""
-    columns = [column for column in rows[0] if column != "label"]
-    return columns, rows[0].get("label")
+    columns = dict.fromkeys(column for row in rows for column in row)
+    columns.pop("label", None)
+    return [*columns], rows[0].get("label") if rows else None

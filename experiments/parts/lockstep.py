@@ -1,5 +1,6 @@
 """Trains in several ways at once, on the same batches, and compares at every step."""
 
+import collections
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -22,14 +23,18 @@ class Trainer(NamedTuple):
     Attributes:
         step: Takes a host batch, makes one update, returns the loss.
         params: The parameters now, on the host.
-        copies: The copies on all devices, for each parameter.
+        copies: The copies on all devices, for each parameter: of what they keep, or in
+            stage 3 of ZeRO, where they keep parts, of what they gather. None while
+            replicas train alone.
         program: The compiled step.
+        kept_bytes: What the fullest device keeps between steps.
     """
 
     step: Callable[[Batch], jax.Array]
     params: Callable[[], PyTree]
     copies: Callable[[], list[list[np.ndarray]]]
     program: jax.stages.Compiled
+    kept_bytes: int
 
 
 class History(NamedTuple):
@@ -68,8 +73,11 @@ def single(
     def copies():
         return [[np.asarray(leaf)] for leaf in jax.tree.leaves(state[0])]
 
+    def host_params():
+        return jax.device_get(state[0])
+
     program = update.lower(*state, batch).compile()
-    return Trainer(step, lambda: jax.device_get(state[0]), copies, program)
+    return Trainer(step, host_params, copies, program, _fullest(state))
 
 
 def parallel(
@@ -91,12 +99,19 @@ def parallel(
         return metrics["loss"]
 
     def copies():
+        if isinstance(design, jaxdp.LocalSGD) and int(state.step) % design.sync_every:
+            return []
+        in_parts = isinstance(design, jaxdp.Zero) and design.stage == 3
+        whole = train.params(state) if in_parts else state.params
         return [
             [np.asarray(shard.data) for shard in leaf.addressable_shards]
-            for leaf in jax.tree.leaves(state.params)
+            for leaf in jax.tree.leaves(whole)
         ]
 
-    return Trainer(step, lambda: jax.device_get(train.params(state)), copies, program)
+    def host_params():
+        return jax.device_get(train.params(state))
+
+    return Trainer(step, host_params, copies, program, _fullest(state))
 
 
 def train(
@@ -122,6 +137,15 @@ def train(
             differences.append(_largest(trainers[name].params(), reference))
         on_step()
     return history
+
+
+def _fullest(state: PyTree) -> int:
+    """Bytes of all arrays on the device that has most."""
+    held = collections.Counter[jax.Device]()
+    for leaf in jax.tree.leaves(state):
+        for shard in leaf.addressable_shards:
+            held[shard.device] += shard.data.nbytes
+    return max(held.values())
 
 
 def _same_bits(copies: list[list[np.ndarray]]) -> list[bool]:

@@ -6,6 +6,7 @@ by an arc; an arrow that leaves at one side and comes in at the other closes the
 """
 
 import collections
+import dataclasses
 import os
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,7 @@ class _Drawing:
             self.draw_cell(x, y, cell, gid)
         landing = _landing(panel.arrows)
         for arrow in panel.arrows:
-            back = Arrow(arrow.target, arrow.source, arrow.chunk, arrow.wraps)
+            back = dataclasses.replace(arrow, source=arrow.target, target=arrow.source)
             aside = 0.07 if back in panel.arrows else 0.0
             y = rows[arrow.chunk]
             self.draw_arrow(left, y, arrow, aside, landing.get(arrow, 0.0))

@@ -1,4 +1,4 @@
-"""What a chunk-by-chunk figure shows, as data: lines of panels of cells and arrows.
+"""What a schedule looks like, as data: panels of cells and arrows, in lines.
 
 A panel is one moment: what every device holds of every chunk, and what it sends next.
 A line is one phase of the schedule, rounds that only add, only replace or do both, and
@@ -9,9 +9,12 @@ import collections
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from jaxdp.schedule import Holdings, Round, Schedule, Transfer, holdings
 
+Op = Literal["add", "replace"]
 PHASES = {
     "add": "Send and add",
     "replace": "Send and replace",
@@ -38,12 +41,21 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Arrow:
-    """A chunk on its way; `wraps` marks the pair that closes a ring."""
+    """A chunk on its way.
+
+    Attributes:
+        source: Who sends it.
+        target: Who adds it to its own ("add") or stores it ("replace").
+        chunk: Which one.
+        wraps: Whether the pair closes a ring.
+        op: What the target does.
+    """
 
     source: int
     target: int
     chunk: int
     wraps: bool = False
+    op: Op = "add"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,26 +75,37 @@ class Line:
     panels: tuple[Panel, ...]
 
 
+def moments(schedule: Schedule) -> tuple[Panel, ...]:
+    """The moments of a schedule: before every round, and after the last.
+
+    Raises:
+        ValueError: The schedule is malformed; see `jaxdp.schedule.holdings`.
+    """
+    held = [_cells(schedule, each) for each in holdings(schedule)]
+    rounds = schedule.rounds
+    before = (
+        Panel(f"Round {index}", held[index], _arrows(round_, schedule.devices))
+        for index, round_ in enumerate(rounds)
+    )
+    last = f"After round {len(rounds) - 1}" if rounds else "Start and end"
+    return (*before, Panel(last, held[-1]))
+
+
 def lines(schedule: Schedule) -> tuple[Line, ...]:
     """Lays a schedule out.
 
     Raises:
         ValueError: The schedule is malformed; see `jaxdp.schedule.holdings`.
     """
-    moments = [_cells(schedule, held) for held in holdings(schedule)]
+    panels = moments(schedule)
     if not schedule.rounds:
-        return (Line("Nothing to send", (Panel("Start and end", moments[0]),)),)
-    result = []
-    rounds = enumerate(schedule.rounds)
-    for phase, numbered in itertools.groupby(rounds, lambda item: _phase(item[1])):
-        panels = [
-            Panel(f"Round {index}", moments[index], _arrows(round_, schedule.devices))
-            for index, round_ in numbered
-        ]
-        done = sum(len(line.panels) - 1 for line in result) + len(panels)
-        panels.append(Panel(f"After round {done - 1}", moments[done]))
-        title = f"{PHASES[phase]}, until {_outcome(moments[done], schedule.chunks)}"
-        result.append(Line(title, tuple(panels)))
+        return (Line("Nothing to send", panels),)
+    result, done = [], 0
+    for phase, rounds in itertools.groupby(schedule.rounds, _phase):
+        start, done = done, done + len([*rounds])
+        after = Panel(f"After round {done - 1}", panels[done].cells)
+        title = f"{PHASES[phase]}, until {outcome(after.cells)}"
+        result.append(Line(title, (*panels[start:done], after)))
     return tuple(result)
 
 
@@ -103,21 +126,14 @@ def reach(arrow: Arrow) -> int:
     return 1 if arrow.wraps else abs(arrow.target - arrow.source)
 
 
-def _phase(round_: Round) -> str:
-    """The one `op` of a round, or "mixed"."""
-    ops = {transfer.op for transfer in round_.transfers}
-    return ops.pop() if len(ops) == 1 else "mixed"
-
-
-def _outcome(cells: tuple[Cell, ...], chunks: int) -> str:
+def outcome(cells: Sequence[Cell]) -> str:
     """Who holds how many complete chunks."""
     complete = collections.Counter(cell.device for cell in cells if cell.share == 1)
     devices = {cell.device for cell in cells}
+    chunks = len({cell.chunk for cell in cells})
     if not complete:
         return "no device holds a complete chunk"
-    names = [*map(str, sorted(complete))]
-    holders = " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
-    who = f"device {holders} holds" if len(complete) == 1 else f"devices {holders} hold"
+    who = f"{those(complete)} hold{'s' if len(complete) == 1 else ''}"
     if set(complete) == devices:
         who = "every device holds"
     fewest, most = min(complete.values()), max(complete.values())
@@ -125,6 +141,19 @@ def _outcome(cells: tuple[Cell, ...], chunks: int) -> str:
         most - fewest, f"{fewest} to {most}"
     )
     return f"{who} {many} of {chunks} chunks complete"
+
+
+def those(numbers: Iterable[int], name: str = "device") -> str:
+    """Devices or chunks in words: "devices 0, 2 and 3"."""
+    names = [*map(str, sorted(numbers))]
+    listed = " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+    return f"{name}{'s' if names[1:] else ''} {listed}"
+
+
+def _phase(round_: Round) -> str:
+    """The one `op` of a round, or "mixed"."""
+    ops = {transfer.op for transfer in round_.transfers}
+    return ops.pop() if len(ops) == 1 else "mixed"
 
 
 def _cells(schedule: Schedule, held: Holdings) -> tuple[Cell, ...]:
@@ -137,7 +166,11 @@ def _cells(schedule: Schedule, held: Holdings) -> tuple[Cell, ...]:
 
 def _arrows(round_: Round, devices: int) -> tuple[Arrow, ...]:
     return tuple(
-        Arrow(source, target, chunk, _wraps(transfer, source, target, devices))
+        Arrow(
+            *(source, target, chunk),
+            _wraps(transfer, source, target, devices),
+            transfer.op,
+        )
         for transfer in round_.transfers
         for source, target, chunk in transfer
     )

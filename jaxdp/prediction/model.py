@@ -19,7 +19,7 @@ class Model(NamedTuple):
     Attributes:
         loss_fn: As `jaxdp.data_parallel` takes it.
         optimizer: Likewise.
-        params: Arrays or `jax.ShapeDtypeStruct`s.
+        params: Arrays, or shapes as `jax.ShapeDtypeStruct`.
         batch: The rows of one device, likewise; split along axis 0.
         model_state: Likewise; None without any.
         precision: As `jaxdp.data_parallel` takes it.

@@ -1,0 +1,1 @@
+"""The claims of two articles on data parallelism, and what became of each."""

@@ -1,0 +1,133 @@
+"""Collects the results that claims are judged by: reads them, or has them made.
+
+Results of a tiny run go to `OUTPUT/tiny/NAME`, so that they never replace full ones,
+which count in a tiny run, too.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from experiments.harness import reading, registry, show
+from experiments.harness.result import Document
+from experiments.ledger import running, sources
+from experiments.ledger.catalogue import Entry
+
+TINY, LOGS = "tiny", "logs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What is there of one experiment.
+
+    Attributes:
+        name: Of the experiment.
+        document: Of its `result.json`; None if there is none to go by.
+        folder: Where that lies.
+        how: Whether it was read, has run, failed, or is not there.
+        note: What a reader must know: that it is older, or why it is not there.
+        seconds: That it ran.
+    """
+
+    name: str
+    document: Document | None
+    folder: pathlib.Path
+    how: Literal["read", "ran", "failed", "not there"]
+    note: str
+    seconds: float = 0.0
+
+    def claim(self, claim_id: str) -> Document | None:
+        """What it says on a claim; None if nothing."""
+        claims = self.document["claims"] if self.document else []
+        return next((claim for claim in claims if claim["id"] == claim_id), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """What is to be gathered, and where.
+
+    Attributes:
+        entries: The claims.
+        results: The folder of all results.
+        platform: That experiments run on.
+        tiny: Whether they run in tiny form.
+        fresh: Whether they run also where a current result is there.
+        all_claims: Whether that is all claims: then quick witnesses run, too.
+    """
+
+    entries: Sequence[Entry]
+    results: pathlib.Path
+    platform: str
+    tiny: bool
+    fresh: bool
+    all_claims: bool
+
+
+def gather(wish: Wish) -> dict[str, Evidence]:
+    """All evidence on the claims, by experiment."""
+    names = dict.fromkeys(name for entry in wish.entries for name in entry.evidence)
+    wanted = sources.to_run(wish.entries, wish.all_claims)
+    found = {} if wish.fresh else {name: _current(wish, name) for name in wanted}
+    jobs = [_job(wish, name) for name in wanted if not found.get(name)]
+    if jobs:
+        minutes = sum(sources.SOURCES[job.name].minutes for job in jobs)
+        about = "tiny" if wish.tiny else f"about {minutes:.0f} min on two idle cores"
+        show.console.print(f"{len(jobs)} experiments to run: {about}")
+    ended = running.run_all(jobs, at_once=2 if wish.tiny else 1) if jobs else {}
+    gathered = {}
+    for name in names:
+        if name in ended:
+            gathered[name] = _after(wish, name, ended[name])
+        else:
+            gathered[name] = _read(wish, name)
+    return gathered
+
+
+def _job(wish: Wish, name: str) -> running.Job:
+    """How one experiment is run."""
+    size = ["--tiny"] if wish.tiny else sources.SOURCES[name].options
+    where = ["--platform", wish.platform, "--output", str(_output(wish))]
+    log = wish.results / LOGS / f"{name}.txt"
+    return running.Job(name, [*size, *where], log)
+
+
+def _output(wish: Wish) -> pathlib.Path:
+    """Where experiments write."""
+    return wish.results / TINY if wish.tiny else wish.results
+
+
+def _current(wish: Wish, name: str) -> reading.Found | None:
+    """A result of today's code, and a full one unless a tiny one will do."""
+    places = [wish.results, _output(wish)] if wish.tiny else [wish.results]
+    for place in places:
+        found = reading.find(place, name)
+        if found.state == "current" and wish.tiny >= found.tiny:
+            return found
+    return None
+
+
+def _read(wish: Wish, name: str) -> Evidence:
+    """What is there of an experiment that has not run now."""
+    if name not in registry.names():
+        folder = wish.results / name
+        return Evidence(name, None, folder, "not there", sources.absent(name))
+    found = _current(wish, name) or reading.find(wish.results, name)
+    if found.document and wish.tiny >= found.tiny:
+        return _evidence(found, "read")
+    note = sources.absent(name) or found.note
+    return Evidence(name, None, found.folder, "not there", note)
+
+
+def _after(wish: Wish, name: str, ended: running.Ended) -> Evidence:
+    """What an experiment that has run has left."""
+    found = reading.find(_output(wish), name)
+    failure = ended.failure or (found.note if found.document is None else "")
+    if failure:
+        return Evidence(name, None, found.folder, "failed", failure, ended.seconds)
+    return _evidence(found, "ran", seconds=ended.seconds)
+
+
+def _evidence(found: reading.Found, how: Any, **more: Any) -> Evidence:
+    note = found.note if found.state == "older" else ""
+    return Evidence(found.name, found.document, found.folder, how, note, **more)

@@ -1,0 +1,214 @@
+"""The step-through page: every schedule, to be stepped through, played or worked out.
+
+One HTML file with no need of a network. Schedules go in as data, with the words of each
+round; the page computes holdings, bytes and seconds from them by the rules of
+`jaxdp.schedule.holdings` and `jaxdp.cost`, so that buffer and hardware can be changed
+in it. `page/` has the parts it is put together from.
+"""
+
+import functools
+import html
+import json
+import os
+import pathlib
+import re
+from typing import Any
+
+from jaxdp.draw import catalogue
+from jaxdp.draw.chunks import colour
+from jaxdp.draw.panels import lines, moments
+from jaxdp.draw.places import places
+from jaxdp.draw.sentences import doing, true_now
+from jaxdp.schedule import Bundle, Schedule, bundles
+from jaxdp.targets.chips import NAMES
+from jaxdp.targets.hardware import Hardware, Link
+from jaxdp.targets.hardware import hardware as figures_of
+
+PARTS = pathlib.Path(__file__).with_name("page")
+SCRIPTS = ("model.js", "links.js", "cells.js", "costs.js", "hand.js", "page.js")
+DEVICES = (*range(1, 9), 16)  # that the reader can choose
+TITLE = "Step through a collective"
+OWN = "own"  # what addresses call a schedule that is in no catalogue
+# Several hosts: devices in each, and what joins the hosts.
+NETWORKS = (
+    *((4, "infiniband-ndr"), (2, "ethernet-100g")),
+    *((1, "infiniband-ndr"), (1, "ethernet-100g"), (1, "ethernet-10g")),
+)
+
+
+def write_page(
+    path: str | os.PathLike,
+    schedule: str | Schedule = "ring",
+    devices: int = 4,
+    *,
+    size_mb: float = 64.0,
+    hardware: str | Hardware = "h100",
+    title: str = TITLE,
+) -> None:
+    """Writes the step-through page: one HTML file that needs nothing else.
+
+    It has all algorithms for 1 to 8 and for 16 devices. An address may name one and how
+    many rounds are done: `ring.html#ring-4-3`.
+
+    Args:
+        path: Where to write it.
+        schedule: What it shows first: a name of `jaxdp.draw.names()`, or a schedule of
+            your own, verified, which is added.
+        devices: How many, for a name.
+        size_mb: MiB of the buffer, at first.
+        hardware: Whose links the clock counts with, at first: a name such as "h100", or
+            any hardware, which is added.
+        title: Its heading.
+
+    Raises:
+        ValueError: An unknown name or target, or a number of devices for which the
+            algorithm does not exist.
+        OSError: The file cannot be written.
+    """
+    text = page(schedule, devices, size_mb=size_mb, hardware=hardware, title=title)
+    pathlib.Path(path).write_text(text, encoding="utf-8")
+
+
+def page(
+    schedule: str | Schedule,
+    devices: int,
+    *,
+    size_mb: float,
+    hardware: str | Hardware,
+    title: str,
+) -> str:
+    """The text of the page; arguments and errors as of `write_page`."""
+    own = isinstance(schedule, Schedule)
+    if not own:
+        catalogue.build(schedule, devices)  # refuses what cannot be shown
+    machines = _machines(hardware)
+    data = {
+        "start": [OWN if own else schedule, schedule.devices if own else devices],
+        "size_bytes": round(size_mb * 2**20),
+        "machine": hardware if isinstance(hardware, str) else OWN,
+        "machines": machines,
+        "algorithms": _algorithms(schedule, devices),
+        "colours": _colours(max(DEVICES[-1], devices, schedule.devices if own else 1)),
+    }
+    parts = {
+        "title": html.escape(title),
+        "style": (PARTS / "page.css").read_text(encoding="utf-8"),
+        "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        "script": "\n".join((PARTS / s).read_text(encoding="utf-8") for s in SCRIPTS),
+    }
+    template = (PARTS / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda part: parts[part[1]], template)
+
+
+def _algorithms(schedule: str | Schedule, devices: int) -> list[dict[str, Any]]:
+    """All that the reader can choose, in the order of the list."""
+    found = []
+    if isinstance(schedule, Schedule):
+        own = {str(schedule.devices): _described(schedule)}
+        names = {"id": OWN, "label": schedule.name, "collective": "Yours"}
+        found.append(names | {"about": [], "schedules": own})
+    for name, choice in catalogue.choices().items():
+        extra = {devices} if name == schedule else set()
+        found.append(
+            {
+                "id": name,
+                "label": choice.label,
+                "collective": choice.collective.replace("_", "-").capitalize(),
+                "about": choice.about,
+                "schedules": {
+                    str(n): _known(name, n)
+                    for n in sorted({*DEVICES} | extra)
+                    if choice.fits(n)
+                },
+            }
+        )
+    return found
+
+
+@functools.cache
+def _known(name: str, devices: int) -> dict[str, Any]:
+    """A schedule of the catalogue."""
+    return _described(
+        catalogue.build(name, devices), catalogue.choice(name).hosts
+    )
+
+
+def _described(schedule: Schedule, hosts: int = 1) -> dict[str, Any]:
+    """A schedule as the page reads it, with its words and places."""
+    placed, panels = places(schedule, hosts), moments(schedule)
+    return {
+        "name": schedule.name,
+        "devices": schedule.devices,
+        "chunks": schedule.chunks,
+        "starts": schedule.starts,
+        "rounds": [[_bundle(each) for each in round_] for round_ in bundles(schedule)],
+        "phases": [[line.title, len(line.panels) - 1] for line in lines(schedule)],
+        "now": [
+            true_now(before, now)
+            for before, now in zip((None, *panels), panels, strict=False)
+        ],
+        "next": [doing(panel) for panel in panels if panel.arrows],
+        "points": [_rounded(point) for point in placed.points],
+        "links": [[at.source, at.target, *_rounded(at.over)] for at in placed.links],
+        "groups": placed.groups,
+    }
+
+
+def _bundle(bundle: Bundle) -> dict[str, Any]:
+    chunks = [transfer.chunks for transfer in bundle.transfers]
+    return {"op": bundle.op, "pairs": bundle.pairs, "chunks": chunks}
+
+
+def _rounded(point: tuple[float, float]) -> list[float]:
+    return [round(at, 4) for at in point]
+
+
+def _colours(most: int) -> list[list[str]]:
+    """Entry `[n][k]` is the colour of a cell with `k` of `n` contributions."""
+    return [[hexadecimal(colour(k / max(n, 1))) for k in range(n + 1)] for n in range(most + 1)]
+
+
+def hexadecimal(rgb: tuple[float, ...]) -> str:
+    """A colour as "#rrggbb"."""
+    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
+
+
+def _machines(hardware: str | Hardware) -> list[dict[str, Any]]:
+    """Hardware that the reader can choose: in one host, and in several."""
+    found = {name: figures_of(name) for name in NAMES}
+    found["v100-pcie3"] = figures_of("v100", link_name="pcie3")
+    for inside, network in NETWORKS:
+        machine = figures_of("h100", network_name=network, devices_per_host=inside)
+        found[f"{inside}-{network}"] = machine
+    if isinstance(hardware, Hardware):
+        found = {OWN: hardware} | found
+    elif hardware not in found:
+        figures_of(hardware)  # says which names there are
+    return [
+        {"id": name, "label": _label(name, machine)} | _figures(machine)
+        for name, machine in found.items()
+    ]
+
+
+def _label(name: str, machine: Hardware) -> str:
+    """What the list says of some hardware."""
+    inside = f"{machine.link.name}, {machine.link.bytes_per_s / 1e9:g} GB/s"
+    network = f"{machine.network.name}, {machine.network.bytes_per_s / 1e9:g} GB/s"
+    if not name[0].isdigit():
+        return f"{machine.name}: {inside}"
+    if machine.devices_per_host == 1:
+        return f"one device in a host: {network}"
+    count = machine.devices_per_host
+    return f"{count} {machine.name} in a host: {inside}; {network}"
+
+
+def _figures(machine: Hardware) -> dict[str, Any]:
+    def figures(link: Link) -> dict[str, Any]:
+        names = ("name", "bytes_per_s", "alpha_s", "shared")
+        return {name: getattr(link, name) for name in names}
+
+    return {
+        "devices_per_host": machine.devices_per_host,
+        "link": figures(machine.link),
+        "network": figures(machine.network),
+    }

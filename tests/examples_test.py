@@ -1,0 +1,88 @@
+"""The scripts in docs/examples learn, and compute what one device does."""
+
+import importlib.util
+import pathlib
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from tests.helpers import assert_replicas_bit_equal
+
+FOLDER = pathlib.Path(__file__).parent.parent / "docs" / "examples"
+SCRIPTS = ("char_transformer", "linen_resnet", "nnx_digits", "own_pmap")
+
+
+def script(name):
+    """The script as a module; what stands under `if __name__` is not run."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def assert_same_losses(found, alone, rtol):
+    """Of as many steps as the run on one device had."""
+    assert len(alone) > 10
+    np.testing.assert_allclose(found[: len(alone)], alone, rtol=rtol)
+
+
+def test_every_script_is_tested():
+    assert {*SCRIPTS} == {path.stem for path in FOLDER.glob("*.py")}
+
+
+def test_nnx_digits():
+    found = script("nnx_digits").main(epochs=6)
+    assert found["accuracy"] > 0.95
+    assert_replicas_bit_equal(found["state"].params)
+    alone = script("nnx_digits").main(epochs=1, devices=1)
+    assert_same_losses(found["losses"], alone["losses"], rtol=1e-4)
+
+
+def test_linen_resnet():
+    small = {"epochs": 2, "widths": (8, 16)}
+    found = script("linen_resnet").main(**small)
+    assert found["accuracy"] > 0.9
+    assert_replicas_bit_equal((found["state"].params, found["state"].model_state))
+    alone = script("linen_resnet").main(**small, devices=1)
+    assert_same_losses(found["losses"], alone["losses"][:22], rtol=1e-3)
+    local = script("linen_resnet").main("local", **small)
+    assert local["accuracy"] > 0.85
+    assert_replicas_bit_equal((local["state"].params, local["state"].model_state))
+    assert abs(local["losses"] - found["losses"])[5:].max() > 0.02  # another function
+
+
+def test_char_transformer(capsys):
+    module = script("char_transformer")
+    found = module.main(steps=60, blocks=2)
+    frequencies = np.bincount(module.load_text()[:, 0]) / len(module.load_text())
+    kept = frequencies[frequencies > 0]
+    entropy = -np.sum(kept * np.log(kept))  # who knows nothing but frequencies
+    assert np.mean(found["losses"][-10:]) < entropy - 0.2
+    assert found["written"].startswith("The for statement ")
+    assert "step 50: loss 2." in capsys.readouterr().out
+    exact, alone = (
+        module.main(steps=12, blocks=2, precision="f32", devices=devices)["losses"]
+        for devices in (8, 1)
+    )
+    assert_same_losses(exact, alone, rtol=1e-4)
+    np.testing.assert_allclose(found["losses"][:12], exact, rtol=0.05)  # 16 bits
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "halving_doubling"])
+def test_own_pmap(algorithm):
+    found = script("own_pmap").main(steps=200, algorithm=algorithm)
+    assert found["losses"][0] > 0.4 and found["losses"][-1] < 0.02
+    for leaf in jax.tree.leaves(found["params"]):
+        assert len({np.asarray(copy).tobytes() for copy in leaf}) == 1
+    alone = script("own_pmap").main(steps=20, devices=1)
+    assert_same_losses(found["losses"], alone["losses"], rtol=1e-4)
+
+
+def test_a_script_runs_as_one(monkeypatch, capsys):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")  # as the launcher does
+    code = compile((FOLDER / "own_pmap.py").read_text(), "own_pmap.py", "exec")
+    exec(code, {"__name__": "__main__"})
+    assert capsys.readouterr().out.startswith("8 devices: loss 0.46")
