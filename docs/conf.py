@@ -46,6 +46,8 @@ myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 default_role = "name"
+highlight_language = "none"
+toc_object_entries_show_parents = "hide"
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"

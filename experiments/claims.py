@@ -79,7 +79,7 @@ def run(config: Config) -> Result:
             "ledger": judging.ledger(judged, folder),
             "evidence": judging.sources(gathered),
         },
-        figures={"The ledger at a glance": figures.glance(judged)},
+        figures={figures.TITLE: figures.glance(judged)},
         unprinted=["ledger"],
         failures=judging.failures(judged),
     )

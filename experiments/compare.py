@@ -44,6 +44,7 @@ from experiments.harness import config as harness
 from experiments.harness import show, timing
 from experiments.harness.result import Claim, Result, Rows
 from experiments.harness.timing import Timing
+from experiments.ledger import catalogue
 from experiments.parts import compare_designs as designs
 from experiments.parts import compare_figures as figures
 from experiments.parts import digits, lockstep
@@ -167,7 +168,7 @@ def claim_identical(history: lockstep.History, count: int) -> Claim:
     steps = len(history.losses[lockstep.ALONE])
     return Claim(
         id="CB7",
-        claim="After an all-reduce and the same update, all replicas are identical",
+        claim=catalogue.text("CB7"),
         expected=0,
         measured=differing,
         unit=f"of {compared:,} copies with other bits than the first device's",

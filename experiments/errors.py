@@ -32,6 +32,7 @@ import jax
 from experiments.harness import config as harness
 from experiments.harness import plots
 from experiments.harness.result import Claim, Result, Rows
+from experiments.ledger import catalogue
 from experiments.parts import (
     allowed,
     beliefs,
@@ -148,7 +149,7 @@ def claim_divisible(uneven: Rows) -> Claim:
     )
     return Claim(
         id="CA2",
-        claim="The batch must be divisible by N, or scatter raises: 66 on 4 fails",
+        claim=catalogue.text("CA2"),
         expected=0,
         measured=row["rows out"],
         unit=f"of {row['rows']} rows come out of {count} devices",
@@ -170,8 +171,7 @@ def claim_output_device(outputs: Rows) -> Claim:
     inside = sum(row["in device_ids"] for row in outputs)
     return Claim(
         id="CA9",
-        claim="output_device must lie outside device_ids (and, in the same sentence, "
-        "inside)",
+        claim=catalogue.text("CA9"),
         expected=f"{len(outputs) - inside}, or {inside}",
         measured=sum(works),
         unit=f"of {len(outputs)} devices can be the output device",
@@ -190,11 +190,10 @@ def claim_replicate(alone: Rows) -> Claim:
     parts = [value for what, value in apart.items() if what.endswith("own gradient")]
     return Claim(
         id="CA12",
-        claim="replicate() alone: replicas' .grad is None, gradients are lost, the "
-        "optimizer sees only device 0",
+        claim=catalogue.text("CA12"),
         expected=1.0,
         measured=through,
-        unit="relative difference of the original's gradient to the full batch's",
+        unit="of the full batch's gradient is lost (relative difference)",
         verdict="partly" if through < EQUAL < before else "holds",
         why="No gradient is lost: replicate, parallel_apply and gather without "
         "DataParallel leave the full batch's gradient with the original on the first "
@@ -224,8 +223,7 @@ def claim_attributes(attributes: Rows, shared: int | None) -> Claim:
     copied = count == right["buffer"] > 0
     return Claim(
         id="CA13",
-        claim="Plain tensor attributes are not copied to the replicas (AttributeError "
-        "there); parameters and buffers are",
+        claim=catalogue.text("CA13"),
         expected=0,
         measured=found,
         unit=f"of {count} replicas find a plain attribute",
@@ -248,11 +246,10 @@ def claim_recurrent(states: Rows) -> Claim:
     equal = len(ran) == len(states) - 1 and max(state, of_params, of_state) < EQUAL
     return Claim(
         id="CA14",
-        claim="Recurrent networks with carried hidden state cannot be used: scatter "
-        "cuts the gradient of the first state",
+        claim=catalogue.text("CA14"),
         expected=1.0,
         measured=of_state,
-        unit="relative difference of the first state's gradient to one device's",
+        unit="of the first state's gradient is cut (relative difference)",
         verdict="refuted" if equal else "holds",
         why="A GRU of two layers, its state carried from one window to the next. With "
         f"the state as one more input, split along its batch axis (dim="

@@ -3,7 +3,7 @@
 Command:   make experiment EXP=pipeline        ARGS="--stages 4 --rows 512"
 Hardware:  any; without GPUs, 8 forced host devices. Where XLA's compiler for H100 GPUs
            is installed, larger pipelines are compiled for 8 of them.
-Runtime:   about 80 s on two cores, for 24 programs.
+Runtime:   about a minute on two cores, for 24 programs.
 
 GPipe (Huang et al., NeurIPS 2019): layers are split into P stages on P devices, rows
 into M micro-batches, which follow each other through the stages. A residual block
@@ -14,20 +14,26 @@ numbers, so that it counts who worked in which tick as it runs.
 Expected numbers, for P stages and M micro-batches:
   bubble           (P-1)/(M+P-1) of all ticks, forward as backward; P = 4:
                    75, 60, 43, 27, 16 and 8.6 % at M = 1, 2, 4, 8, 16 and 32
-  memory           of P = 4 and 512 rows, temporaries of a device in MiB:
-                     M                   1      4      32
-                     all kept
-                     re-materialized
-  work             re-materialized 1.29 times as much: 4/3, less one product a stage
-  gradients        those of one device, to rounding: below 1e-5 of the largest
-  8 x H100         predicted, 2.1e9 parameters in bfloat16, 16,384 rows:
-                     M                   1      8      32
-                     all kept (ms)
-                     re-materialized
+  gradients        those of one device, to rounding: 3e-7 of the largest apart
+  work             1.29 times as much re-materialized: 4/3, less a product in a stage
+                                   M = 1    M = 4    M = 32
+  memory           all kept          20.5      8.6      5.4 MiB of temporaries
+                   re-materialized    6.6      2.1      0.9
+                                   M = 1    M = 8    M = 32
+  on 8 x H100      all kept           486      123       98 ms, predicted, for both
+                   re-materialized    571      147      124
+                   all kept          21.3      5.3      3.7 GiB of temporaries
+                   re-materialized    5.0      1.1      0.7
 
-A stage without a micro-batch computes on zeros, so that on forced host devices, which
-share cores, a bubble takes time too: steps get faster with M, until micro-batches are
-small. These times are no measure of bandwidth.
+On H100 GPUs 8 stages have 2 blocks of 4,096 and 16,384 numbers each, 2.1e9 parameters
+in bfloat16, for 16,384 rows. From M = 8 to 32 the bubble falls from 47 to 18 %, and
+time by less: every tick reads all matrices and adds to all gradients, for fewer rows.
+What is kept falls with M, since one program for all stages has room for every tick,
+also for one without a micro-batch: for (M+P-1)/M of the rows.
+
+A stage without a micro-batch computes all the same, so that on forced host devices,
+which share cores, a bubble takes time too: passes get faster with M, up to M = 16.
+Beyond that, micro-batches are too small. These times are no measure of bandwidth.
 """
 
 import dataclasses

@@ -28,6 +28,7 @@ import jaxdp
 from experiments.harness import config as harness
 from experiments.harness import show, timing
 from experiments.harness.result import Claim, Result, Rows
+from experiments.ledger import catalogue
 from experiments.parts import digits, lockstep, server_times, server_traffic
 from experiments.parts.server_traffic import PHI
 
@@ -147,8 +148,7 @@ def claim_traffic(steps: Rows, times: Rows, config: Config) -> Claim:
     same = abs(server["all links/Φ"] / ring["all links/Φ"] - 1) < 0.01
     return Claim(
         id="CB2",
-        claim="The server's total traffic is that of a ring, but one link carries it, "
-        "so it takes about N times longer",
+        claim=catalogue.text("CB2"),
         expected=n,
         measured=ratio,
         unit="times longer than a ring, predicted for ResNet-50",
@@ -171,7 +171,7 @@ def claim_share(served: Rows, devices: int) -> Claim:
     shares = {row["servers"]: row["of one server's"] for row in rows}
     return Claim(
         id="CB6",
-        claim="Several servers spread the load: each carries 1 / S of it",
+        claim=catalogue.text("CB6"),
         expected=1 / most,
         measured=shares[most],
         unit=f"of one server's bytes, S = {most}",

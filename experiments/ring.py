@@ -31,6 +31,7 @@ import jaxdp
 from experiments.harness import config as harness
 from experiments.harness import plots, show, timing
 from experiments.harness.result import Claim, Result, Rows
+from experiments.ledger import catalogue
 from experiments.parts import ownership, ring_traffic
 from jaxdp import algorithms
 from jaxdp.draw import draw_schedule
@@ -183,8 +184,7 @@ def claim_bytes(counted: Rows, devices: int) -> Claim:
     (here,) = [row for row in compiled if row["devices"] == devices]
     return Claim(
         id="CB1",
-        claim="Per device, reduce-scatter moves (N-1)Φ/N and all-gather (N-1)Φ/N: "
-        "2(N-1)Φ/N in all, towards 2Φ, independent of N",
+        claim=catalogue.text("CB1"),
         expected=here["2(N-1)/N"],
         measured=here["sent/Φ"],
         unit=f"Φ per device at N = {devices}",
@@ -203,7 +203,7 @@ def claim_ownership(left: Holdings) -> Claim:
     counts = sorted({len(chunks) for chunks in complete})
     return Claim(
         id="CB3",
-        claim="After reduce-scatter each device owns exactly one complete chunk",
+        claim=catalogue.text("CB3"),
         expected=1,
         measured=counts[0] if len(counts) == 1 else f"{counts[0]} to {counts[-1]}",
         unit="complete chunks per device",

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import re
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def matches(said, printed):
 def test_code_of_a_page_runs_and_prints_what_it_says(page):
     names = {"__name__": "__main__"}
     fenced = [*blocks(DOCS / page), ("", "")]
-    for (language, code), (following, said) in zip(fenced, fenced[1:], strict=False):
+    for (language, code), (following, said) in itertools.pairwise(fenced):
         if language != "python":
             continue
         printed = printed_by(code, names, str(page))

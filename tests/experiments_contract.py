@@ -15,7 +15,7 @@ from tests.fast import light_code as light_code
 
 # They run in their own tests, `experiments_NAME_test.py`, which look at more.
 ELSEWHERE = (
-    *("algorithms", "claims", "compression", "memory", "overlap", "pipeline"),
+    *("algorithms", "claims", "compression", "gpu", "memory", "overlap", "pipeline"),
     *("resume", "staleness", "uneven", "zero"),
 )
 
@@ -100,15 +100,17 @@ def check_artifacts(folder: pathlib.Path, document: Document) -> None:
     files = {path.name for path in folder.iterdir()}
     assert files == {"result.json", *document["artifacts"]}
     kinds = {path.rpartition(".")[2] for path in files}
-    assert {"json", "html", "png"} <= kinds <= {"json", "html", "png", "txt"}
+    assert {"json", "html", "png"} <= kinds <= {"json", "html", "png", "txt", "gz"}
     for path in folder.glob("*.hlo.txt"):
         assert path.read_text().startswith("HloModule")
 
 
 def check_report(folder: pathlib.Path, document: Document) -> None:
-    """Checks that the page needs no other file and shows everything."""
+    """Checks that the page shows everything, and needs no file but long programs."""
     page = (folder / "report.html").read_text()
-    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    long = {path.name for path in folder.glob("*.hlo.txt.gz")}
+    links = re.findall(r"(?:src|href)=\"(?!data:)([^\"]*)", page)
+    assert sorted(links) == sorted(long)
     assert "prefers-color-scheme: dark" in page
     assert '<meta name="viewport"' in page
     for claim in document["claims"]:

@@ -61,7 +61,6 @@ CLAIMS = {  # of those that run here
         "CA14": "refuted",
     },
     "faults": {},
-    "gpu": {"CB1": "holds", "CA5": "partly"},
     "overlap_delay": {"CB4": "partly"},
     "ps": {"CB2": "holds", "CB6": "holds"},
     "ring": {"CB1": "holds", "CB3": "holds"},
@@ -79,7 +78,7 @@ def run_tiny(tmp_path_factory):
     def run(name):
         if name == "bandwidth" and network.missing():
             pytest.skip(network.missing())
-        for_others = name in ("gpu", "overlap_delay", "scaling", "traffic")
+        for_others = name in ("overlap_delay", "scaling", "traffic")
         with contextlib.nullcontext() if for_others else fast.light_code():
             ran = contract.run(name, output)
         return ran.folder, ran.document

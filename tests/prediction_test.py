@@ -11,7 +11,7 @@ import jaxdp
 from jaxdp import algorithms, targets
 from jaxdp.prediction import Model, compiled_step, predict, price
 from jaxdp.prediction.links import communication_s, spread
-from jaxdp.program.messages import Message, messages
+from jaxdp.program.sized import SizedCollective, sized_collectives
 from jaxdp.schedule import Schedule
 from tests.compilers import needs_compiler
 
@@ -46,18 +46,18 @@ def mesh_of_2():
 
 
 def ring_of(elements, devices):
-    return Message(algorithms.ring(devices), "all_reduce", elements, 4)
+    return SizedCollective(algorithms.ring(devices), "all_reduce", elements, 4)
 
 
 def test_a_star_over_hosts_by_hand():
     # 3 others in the root's host, 4 in each of 2 more; all one after another, twice.
-    star = Message(algorithms.star(12), "all_reduce", 1000, 4)
+    star = SizedCollective(algorithms.star(12), "all_reduce", 1000, 4)
     inside, between = 1e-3 + 4000 / 1e9, 3e-3 + 4000 / 1e8
     expected = 2 * (3 * inside + 8 * between)
     assert communication_s([star], 12, HARDWARE) == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_message_is_resized_to_other_devices():
+def test_a_collective_is_resized_to_other_devices():
     # The buffer of 1,000 elements: 12 chunks of 84, 22 rounds over the slow link.
     expected = 22 * (3e-3 + 84 * 4 / 1e8)
     found = communication_s([ring_of(1000, 4)], 12, HARDWARE)
@@ -65,14 +65,14 @@ def test_a_message_is_resized_to_other_devices():
 
 
 def test_gathered_shards_keep_their_size():
-    gather = Message(algorithms.ring_all_gather(2), "all_gather", 250, 4)
+    gather = SizedCollective(algorithms.ring_all_gather(2), "all_gather", 250, 4)
     expected = 11 * (3e-3 + 1000 / 1e8)
     found = communication_s([gather], 12, HARDWARE)
     assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_native_ring_uses_the_adapter_of_every_device():
-    native = Message(None, "all-reduce", 1200, 4)
+    native = SizedCollective(None, "all-reduce", 1200, 4)
     expected = 22 * (3e-3 + 400 / 4e8)  # four adapters in a host
     found = communication_s([native], 12, HARDWARE)
     assert found == pytest.approx(expected, rel=1e-12)
@@ -81,18 +81,18 @@ def test_a_native_ring_uses_the_adapter_of_every_device():
 def test_a_native_ring_shares_the_only_adapter():
     shared = dataclasses.replace(BETWEEN, shared=True)
     machine = dataclasses.replace(HARDWARE, network=shared)
-    native = Message(None, "all-reduce", 1200, 4)
+    native = SizedCollective(None, "all-reduce", 1200, 4)
     expected = 22 * (3e-3 + 400 / 1e8)
     found = communication_s([native], 12, machine)
     assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_one_device_sends_nothing():
-    sent = [ring_of(1000, 4), Message(None, "all-reduce", 1200, 4)]
+    sent = [ring_of(1000, 4), SizedCollective(None, "all-reduce", 1200, 4)]
     assert communication_s(sent, 1, HARDWARE) == 0
 
 
-def test_messages_count_turns_of_a_loop_and_take_the_larger_branch(mesh_of_2):
+def test_sized_collectives_count_turns_of_a_loop_and_take_the_larger_branch(mesh_of_2):
     def body(x):
         def turn(total, _):
             return total + jaxdp.all_reduce(x, "data"), None
@@ -113,7 +113,7 @@ def test_messages_count_turns_of_a_loop_and_take_the_larger_branch(mesh_of_2):
         out_specs=jax.P(),
         check_vma=False,
     )
-    found = messages(jax.make_jaxpr(mapped)(jnp.arange(14.0)))
+    found = sized_collectives(jax.make_jaxpr(mapped)(jnp.arange(14.0)))
     assert [(m.count, m.elements, m.itemsize) for m in found] == [(3, 8, 4), (1, 36, 4)]
 
 
@@ -124,7 +124,7 @@ def test_partial_sums_of_16_bits_are_wider(mesh_of_2):
         in_specs=jax.P("data"),
         out_specs=jax.P(),
     )
-    (found,) = messages(jax.make_jaxpr(mapped)(jnp.arange(14.0)))
+    (found,) = sized_collectives(jax.make_jaxpr(mapped)(jnp.arange(14.0)))
     assert (found.elements, found.itemsize, found.partial_itemsize) == (8, 2, 4)
     # 4 devices: chunks of 2; of 6 rounds the second and third carry partial sums.
     alpha_s, rate = INSIDE.alpha_s, INSIDE.bytes_per_s
@@ -132,18 +132,18 @@ def test_partial_sums_of_16_bits_are_wider(mesh_of_2):
     assert communication_s([found], 4, HARDWARE) == pytest.approx(expected, rel=1e-12)
 
 
-def test_messages_know_native_collectives(mesh_of_2):
+def test_sized_collectives_know_native_collectives(mesh_of_2):
     def body(x):
         return jax.lax.psum(x.astype(jnp.float16), "data")
 
     mapped = jax.shard_map(
         body, mesh=mesh_of_2, in_specs=jax.P("data"), out_specs=jax.P()
     )
-    (found,) = messages(jax.make_jaxpr(mapped)(jnp.arange(14.0)))
-    assert found == Message(None, "all-reduce", 7, 2)
+    (found,) = sized_collectives(jax.make_jaxpr(mapped)(jnp.arange(14.0)))
+    assert found == SizedCollective(None, "all-reduce", 7, 2)
 
 
-def test_messages_refuse_an_endless_loop(mesh_of_2):
+def test_sized_collectives_refuse_an_endless_loop(mesh_of_2):
     def body(x):
         def turn(x):
             return jaxdp.all_reduce(x, "data")
@@ -154,10 +154,10 @@ def test_messages_refuse_an_endless_loop(mesh_of_2):
         body, mesh=mesh_of_2, in_specs=jax.P("data"), out_specs=jax.P(), check_vma=False
     )
     with pytest.raises(ValueError, match="all_reduce in a while_loop"):
-        messages(jax.make_jaxpr(mapped)(jnp.arange(14.0)))
+        sized_collectives(jax.make_jaxpr(mapped)(jnp.arange(14.0)))
 
 
-def test_messages_refuse_permutes_without_a_schedule(mesh_of_2):
+def test_sized_collectives_refuse_permutes_without_a_schedule(mesh_of_2):
     mapped = jax.shard_map(
         lambda x: jax.lax.ppermute(x, "data", [(0, 1), (1, 0)]),
         mesh=mesh_of_2,
@@ -165,14 +165,14 @@ def test_messages_refuse_permutes_without_a_schedule(mesh_of_2):
         out_specs=jax.P("data"),
     )
     with pytest.raises(ValueError, match="ppermute outside of a schedule"):
-        messages(jax.make_jaxpr(mapped)(jnp.arange(14.0)))
+        sized_collectives(jax.make_jaxpr(mapped)(jnp.arange(14.0)))
 
 
 def test_a_hand_made_schedule_has_no_other_sizes():
     ring = algorithms.ring(4)
     mine = Schedule("mine", 4, 4, ring.starts, ring.ends, ring.rounds)
     with pytest.raises(ValueError, match=r"mine.resized got 12 devices.* made for 4"):
-        communication_s([Message(mine, "all_reduce", 1000, 4)], 12, HARDWARE)
+        communication_s([SizedCollective(mine, "all_reduce", 1000, 4)], 12, HARDWARE)
     with pytest.raises(ValueError, match="resized got 3"):
         algorithms.ring_reduce_scatter(2).then(
             algorithms.ring_all_gather(2), "both"
@@ -262,7 +262,7 @@ def test_a_compiled_step_is_priced_on_other_hardware():
     assert four.compiled_step_s == step.report.timeline(slow).step_s
     assert four.compute_s > 100 * price([step], [4], HARDWARE).rows[0].compute_s
     assert four.communication_s == pytest.approx(
-        communication_s(step.messages, 4, HARDWARE), rel=1e-9
+        communication_s(step.collectives, 4, HARDWARE), rel=1e-9
     )
     assert step.report.verify(step.train).kept
     assert step.rows == ROWS

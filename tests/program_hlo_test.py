@@ -488,6 +488,16 @@ def test_strings_comments_and_layouts_do_not_confuse_the_parser():
     assert module.origin(instruction) == ('jit(f)/"g"', "a b.py:12")
 
 
+def test_a_scope_named_like_the_mark_of_a_root_is_none():
+    module = hlo.parse(
+        "HloModule m\n\nENTRY %main (x: f32[2]) -> f32[2] {\n"
+        "  %x = f32[2] parameter(0)\n"
+        '  %y = f32[2] negate(%x), metadata={op_name="jit(f)/ROOT block/neg"}\n'
+        "  ROOT %z = f32[2] negate(%y)\n}\n"
+    )
+    assert hlo.root_of(module.computations["main"]).name == "z"
+
+
 def test_a_line_that_is_no_instruction_is_quoted_with_its_number():
     text = program("  %p = f32[8]{0} parameter(0)\n  replica_groups={{0,1}}")
     with pytest.raises(ValueError, match=r"line 11 .*'replica_groups=\{\{0,1\}\}'"):

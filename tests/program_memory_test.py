@@ -343,6 +343,19 @@ def test_a_fusion_takes_the_place_of_what_dies_in_it():
     assert alive == {"b": 1600, "c": 80}
 
 
+def test_a_result_is_held_by_the_caller_wherever_it_stands():
+    text = """HloModule step, is_scheduled=true
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8] parameter(0)
+  ROOT %result = f32[8] negate(%x)
+  %after = f32[2] slice(%result), slice={[0:2]}
+}
+"""
+    alive = {value.name: value.nbytes for value in live_at_peak(parse(text))}
+    assert alive == {"after": 8}
+
+
 SCOPED = """HloModule jit__step, is_scheduled=true
 
 ENTRY %main (w: f32[4,4], m: f32[4,4], x: f32[2,4], n: s32[]) -> f32[4,4] {

@@ -495,8 +495,10 @@ ENTRY %main (x: f32[4,4]) -> f32[4,4] {
 """.replace("SYNC", 'backend_config={"collective_backend_config":{"is_sync":true}}')
 
 
-def test_distances_counted_by_hand():
-    found = {d.name: (d.kernels, d.matmuls, d.blocking) for d in compare_text()}
+@pytest.mark.parametrize("mark", ['"is_sync":true', r"\"is_sync\": true"])
+def test_distances_counted_by_hand(mark):
+    text = SCHEDULE.replace('"is_sync":true', mark)
+    found = {d.name: (d.kernels, d.matmuls, d.blocking) for d in compare_text(text)}
     assert found == {
         "apart": (3, 2, False),
         "next": (0, 0, True),

@@ -1,6 +1,5 @@
 """Results that are current, older, missing or damaged, and what their notes say."""
 
-import json
 import pathlib
 import re
 import subprocess
@@ -8,6 +7,7 @@ import subprocess
 import pytest
 
 from experiments.harness import reading, registry, result
+from tests import results
 
 
 @pytest.fixture
@@ -38,29 +38,11 @@ def checkout(tmp_path, monkeypatch):
     return root, first
 
 
-def save(results: pathlib.Path, text: str | None = None, **changes) -> None:
-    """Writes a result of ring, or a text in its place."""
-    claim = {"id": "CB1", "claim": "a", "unit": "", "verdict": "holds", "why": "b"}
-    document = {
-        "experiment": "ring",
-        "question": "?",
-        "config": {"tiny": False},
-        "environment": result.environment(1),
-        "claims": [claim | {"expected": 1, "measured": 1}],
-        "tables": {"t": [{"a": 1}]},
-        "artifacts": ["report.html"],
-    }
-    document["environment"]["commit"] = changes.pop("commit", None)
-    folder = results / "ring"
-    folder.mkdir()
-    (folder / "report.html").write_text("<html>")
-    whole = json.dumps(document | changes) if text is None else text
-    (folder / "result.json").write_text(whole)
-
-
 def test_current_results_have_no_note(tmp_path, checkout):
     root, first = checkout
-    save(tmp_path, commit=first)  # only docs/ changed since
+    results.write(
+        tmp_path, "ring", results.claim("CB1"), commit=first
+    )  # only docs/ changed since
     found = reading.find(tmp_path, "ring")
     assert (found.state, found.tiny, found.note) == ("current", False, "")
     assert found.folder == tmp_path / "ring"
@@ -81,7 +63,7 @@ def test_current_results_have_no_note(tmp_path, checkout):
 def test_older_results_name_their_commit(tmp_path, checkout, made, words):
     root, first = checkout
     (root / "jaxdp" / "file.txt").write_text("2\n")
-    save(tmp_path, commit=made or first)
+    results.write(tmp_path, "ring", commit=made or first)
     found = reading.find(tmp_path, "ring")
     assert found.state == "older" and found.document
     assert found.note.startswith(words.format(first[:7]))
@@ -90,13 +72,13 @@ def test_older_results_name_their_commit(tmp_path, checkout, made, words):
 
 @pytest.mark.parametrize(("made", "now"), [(None, "1" * 40), ("1" * 40, None)])
 def test_without_a_commit_nothing_is_older(tmp_path, monkeypatch, made, now):
-    save(tmp_path, commit=made)
+    results.write(tmp_path, "ring", commit=made)
     monkeypatch.setattr(result, "commit", lambda: now)
     assert reading.find(tmp_path, "ring").state == "current"
 
 
 def test_tiny_results_are_told_apart(tmp_path):
-    save(tmp_path, config={"tiny": True})
+    results.write(tmp_path, "ring", tiny=True)
     found = reading.find(tmp_path, "ring")
     assert (found.state, found.tiny) == ("current", True)
     assert found.note.startswith("It is of a tiny run")
@@ -125,7 +107,9 @@ def test_missing_results_name_the_command(monkeypatch, tmp_path):
     ids=["cut", "list", "type", "claim", "table", "other", "file"],
 )
 def test_damaged_results_say_how(tmp_path, changes, words):
-    save(tmp_path, **changes)
+    folder = results.write(tmp_path, "ring", **changes)
+    if text := changes.get("text"):
+        (folder / "result.json").write_text(text)
     found = reading.find(tmp_path, "ring")
     assert (found.state, found.document) == ("damaged", None)
     assert re.search(words, found.note)

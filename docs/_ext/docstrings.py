@@ -19,6 +19,8 @@ FIELD = re.compile(r"(Devices|Cost|References?|Sources?|Errors raised by all): (
 
 LINKED = re.compile(r"(jaxdp(\.\w+)+|[A-Z]\w+)(\(\))?")
 
+PLURAL = re.compile(r"`(\w+)`(?=[a-z])")  # "`Round`s": a role must end at a space
+
 
 def fields(lines: list[str]) -> list[str]:
     """Makes fields of sections that begin on the line of their name."""
@@ -36,7 +38,7 @@ def fields(lines: list[str]) -> list[str]:
 
 
 def literals(lines: list[str]) -> list[str]:
-    """Makes literal blocks of what is indented after a line with a colon and a blank."""
+    """Makes literal blocks of what is indented after a colon and a blank line."""
     result = list(lines)
     for i in range(len(result) - 2):
         line, blank, block = result[i : i + 3]
@@ -49,7 +51,7 @@ def literals(lines: list[str]) -> list[str]:
 
 def _process(app, what, name, obj, options, lines: list[str]) -> None:
     del app, what, name, obj, options
-    lines[:] = literals(fields(lines))
+    lines[:] = [PLURAL.sub(r"`\1`\\ ", line) for line in literals(fields(lines))]
 
 
 def _name(

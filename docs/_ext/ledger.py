@@ -11,11 +11,13 @@ import pathlib
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 CLAIMS = pathlib.Path(__file__).parents[1] / "claims.json"
 VERDICTS = ("refuted", "partly", "holds")
 OTHER = "other"  # what is not judged yet
+LOGGER = logging.getLogger(__name__)
 
 
 class Ledger(SphinxDirective):
@@ -27,6 +29,13 @@ class Ledger(SphinxDirective):
         """Lists one verdict, or counts all."""
         self.env.note_dependency(str(CLAIMS))
         wanted = self.arguments[0]
+        if not CLAIMS.exists():
+            warning = (
+                "docs/claims.json is missing: run `make experiment EXP=claims`, and "
+                "copy results/claims/result.json there"
+            )
+            LOGGER.warning(warning, location=self.env.docname)
+            return [_paragraph(warning)]
         document = json.loads(CLAIMS.read_text())
         rows = document["tables"]["ledger"]
         if wanted == "counts":

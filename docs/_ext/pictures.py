@@ -1,4 +1,4 @@
-"""Pictures of schedules, drawn while the site is built.
+"""Pictures of schedules, and the page that steps through them, made while building.
 
     ```{schedule} sharded_servers 4
     :options: {"servers": 2}
@@ -6,6 +6,11 @@
     ```
 
 draws what the function of that name in `jaxdp.algorithms` makes for so many devices.
+
+    ```{stepthrough} ring 4
+    ```
+
+shows the page of `jaxdp.draw.write_page`, opened at that schedule.
 """
 
 import json
@@ -18,6 +23,8 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from jaxdp import algorithms, draw
+
+PAGE = "_static/step.html"
 
 
 class SchedulePicture(SphinxDirective):
@@ -43,7 +50,31 @@ class SchedulePicture(SphinxDirective):
         return [nodes.figure("", image, classes=["schedule"])]
 
 
+class StepThrough(SphinxDirective):
+    """The step-through page inside of this one, and a link to it alone."""
+
+    required_arguments = 2
+
+    def run(self) -> list[nodes.Node]:
+        """Refers to the page, which `_write_page` puts there."""
+        name, devices = self.arguments
+        url = f"{'../' * self.env.docname.count('/')}{PAGE}#{name}-{devices}-0"
+        page = (
+            f'<iframe class="step" src="{url}" title="Step through a schedule" '
+            f'loading="lazy"></iframe><p class="step-link"><a href="{url}">'
+            "Open it on a page of its own</a></p>"
+        )
+        return [nodes.raw("", page, format="html")]
+
+
+def _write_page(app: Sphinx, exception: Exception | None) -> None:
+    if exception is None and app.builder.format == "html":
+        draw.write_page(pathlib.Path(app.outdir, PAGE))
+
+
 def setup(app: Sphinx) -> dict:
-    """Adds the directive."""
+    """Adds the directives."""
     app.add_directive("schedule", SchedulePicture)
+    app.add_directive("stepthrough", StepThrough)
+    app.connect("build-finished", _write_page)
     return {"parallel_read_safe": True}

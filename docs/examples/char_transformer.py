@@ -1,14 +1,16 @@
-"""A character transformer in plain JAX learns from the reference of the Python language.
+"""A character transformer in plain JAX, in parts, with 16 bits, layers in a scan.
 
-    python docs/examples/char_transformer.py                       # GPUs, or 8 CPU devices
+    python docs/examples/char_transformer.py  # GPUs, or 8 CPU devices
     python -m jaxdp.launch -n 2 docs/examples/char_transformer.py  # two processes
 
-The text is what `help("for")` prints: half a million characters that come with Python.
-`Zero(stage=3)` keeps parameters, gradients and optimizer state in parts, one per device.
-The blocks are stacked, and `jaxdp.scan_layers` gathers one at a time. Activations,
-products and what travels for them have 16 bits; the optimizer keeps 32.
+It reads what `help("for")` prints: half a million characters that come with Python.
+`Zero(stage=3)` keeps parameters, gradients and optimizer state in parts, one per
+device. The blocks are stacked, and `jaxdp.scan_layers` gathers one at a time. The loss
+computes in bfloat16, and that is what travels of the parameters; the optimizer has
+float32.
 """
 
+import itertools
 import os
 import pydoc_data.topics
 
@@ -118,7 +120,7 @@ def main(steps=400, batch_size=32, blocks=BLOCKS, precision="bf16", devices=None
         process_count=jax.process_count(),
     )
     losses = []
-    for rows, step in zip(sampler, range(1, steps + 1)):
+    for step, rows in enumerate(itertools.islice(sampler, steps), start=1):
         batch = jaxdp.shard_batch(windows[rows.indices], mesh)
         state, metrics = train.step(state, batch)
         losses.append(metrics["loss"])

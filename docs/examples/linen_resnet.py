@@ -13,6 +13,7 @@ Their running statistics differ, and `model_state="mean"` averages them in every
 
 import functools
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x, train):
+        """`[rows, H, W, any]` to `[rows, H / stride, W / stride, channels]`."""
         norm = batch_norm(self.axis_name, train)
         strides = (self.stride, self.stride)
         y = nn.Conv(self.channels, (3, 3), strides, use_bias=False)(x)
@@ -57,7 +59,8 @@ class ResNet(nn.Module):
     axis_name: str | None = None
 
     @nn.compact
-    def __call__(self, images, train):  # [rows, 8, 8, 1] -> [rows, 10]
+    def __call__(self, images, train):
+        """`[rows, 8, 8, 1]` to `[rows, 10]`."""
         x = nn.Conv(self.widths[0], (3, 3), use_bias=False)(images)
         x = nn.relu(batch_norm(self.axis_name, train)()(x))
         for i, width in enumerate(self.widths):
@@ -76,6 +79,11 @@ def batch_norm(axis_name, train):
     )
 
 
+def take(data, rows):
+    """Some rows of all arrays."""
+    return {name: array[rows] for name, array in data.items()}
+
+
 def load_data(seed):
     """Training and test images, shuffled."""
     pixels, labels = load_digits(return_X_y=True)
@@ -83,10 +91,10 @@ def load_data(seed):
     data = {"image": images, "label": np.int32(labels)}
     order = np.random.default_rng(seed).permutation(len(labels))
     test, train = np.split(order, [TEST_ROWS])
-    return [jax.tree.map(lambda x: x[rows], data) for rows in (train, test)]
+    return take(data, train), take(data, test)
 
 
-def main(norm="synchronized", epochs=4, widths=(16, 32, 64), devices=None, lr=1e-2):
+def main(norm="synchronized", epochs=4, widths=(16, 32, 64), lr=5e-3, devices=None):
     """Trains, prints and returns what came of it."""
     mesh = jaxdp.data_mesh(devices)
     axis_name, policy = NORMS[norm]
@@ -107,7 +115,8 @@ def main(norm="synchronized", epochs=4, widths=(16, 32, 64), devices=None, lr=1e
 
     @jax.jit
     def guess(variables, images):
-        return jnp.argmax(net.apply(variables, images, train=False), axis=-1)
+        logits: Any = net.apply(variables, images, train=False)
+        return jnp.argmax(logits, axis=-1)
 
     variables = net.init(jax.random.key(0), train_data["image"][:1], train=False)
     model_state = {"batch_stats": variables["batch_stats"]}
@@ -124,8 +133,8 @@ def main(norm="synchronized", epochs=4, widths=(16, 32, 64), devices=None, lr=1e
     losses = []
     for epoch in range(epochs):
         for rows in sampler:
-            batch = jax.tree.map(lambda x: x[rows.indices], train_data)
-            state, metrics = train.step(state, jaxdp.shard_batch(batch, mesh))
+            batch = jaxdp.shard_batch(take(train_data, rows.indices), mesh)
+            state, metrics = train.step(state, batch)
             losses.append(metrics["loss"])
         if jaxdp.process_zero():
             loss, hits = metrics["loss"], metrics["accuracy"]

@@ -3,9 +3,9 @@
     python docs/examples/nnx_digits.py                       # GPUs, or 8 CPU devices
     python -m jaxdp.launch -n 2 docs/examples/nnx_digits.py  # two processes
 
-It takes some seconds on two cores, and recognises more than 95 % of the 360 images that
-it has not seen. `RingAllReduce` is one word in `main`: put another design there, and the
-numbers stay the same.
+It takes some seconds on two cores, and recognises more than 95 % of 360 images that it
+has not seen. Put another design in the place of `RingAllReduce`, and it trains the same
+numbers, up to rounding.
 """
 
 import os
@@ -26,14 +26,21 @@ class Net(nnx.Module):
     """A convolution and two dense layers."""
 
     def __init__(self, rngs: nnx.Rngs):
+        """Makes 17,258 parameters."""
         self.conv = nnx.Conv(1, 16, (3, 3), rngs=rngs)
         self.hidden = nnx.Linear(16 * 4 * 4, 64, rngs=rngs)
         self.out = nnx.Linear(64, 10, rngs=rngs)
 
-    def __call__(self, images):  # [rows, 8, 8, 1] -> [rows, 10]
+    def __call__(self, images):
+        """`[rows, 8, 8, 1]` to `[rows, 10]`."""
         x = nnx.max_pool(nnx.relu(self.conv(images)), (2, 2), strides=(2, 2))
         x = nnx.relu(self.hidden(x.reshape(len(x), -1)))
         return self.out(x)
+
+
+def take(data, rows):
+    """Some rows of all arrays."""
+    return {name: array[rows] for name, array in data.items()}
 
 
 def load_data(seed):
@@ -43,7 +50,7 @@ def load_data(seed):
     data = {"image": images, "label": np.int32(labels)}
     order = np.random.default_rng(seed).permutation(len(labels))
     test, train = np.split(order, [TEST_ROWS])
-    return [jax.tree.map(lambda x: x[rows], data) for rows in (train, test)]
+    return take(data, train), take(data, test)
 
 
 def sampler_of(data, batch_size, **options):
@@ -97,7 +104,9 @@ def main(epochs=10, devices=None):
             print(f"epoch {epoch + 1:2}: loss {losses[-1]:.4f}")
     found = accuracy(train.params(state))
     if jaxdp.process_zero():
-        print(f"{found:.1%} of {test_sampler.length} test images on {mesh.size} devices")
+        print(
+            f"{found:.1%} of {test_sampler.length} test images on {mesh.size} devices"
+        )
     return {"losses": np.array(losses), "accuracy": found, "state": state}
 
 

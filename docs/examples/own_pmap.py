@@ -2,8 +2,8 @@
 
     python docs/examples/own_pmap.py  # the GPUs of this computer, or 8 CPU devices
 
-The model is a plain tree of arrays, the loop knows nothing of jaxdp. Each device has its
-own copy of parameters and optimizer state, and takes its own rows.
+The model is a plain tree of arrays, and the loop is plain JAX. Each device has its own
+copy of parameters and optimizer state, and takes its own rows.
 `jaxdp.synchronize_gradients` is the first link of the optax chain, so that clipping and
 Adam see the mean gradient of all rows; `jaxdp.all_reduce` averages what is printed.
 """
@@ -53,7 +53,7 @@ def batches(steps, seed=1):
         yield {"x": x, "y": np.sin(3 * x[:, :1]) * x[:, 1:2] + x[:, 2:3]}
 
 
-def main(steps=400, algorithm="ring", devices=None):
+def main(steps=200, algorithm="ring", devices=None):
     """Trains, prints and returns what came of it."""
     devices = jax.local_devices()[:devices]
     optimizer = optax.chain(

@@ -23,9 +23,10 @@ COLOURS = {
 MARKERS = {"holds": "o", "partly": "D", "refuted": "X"}
 WIDTH, HEAD, ROW, FOOT = 11.0, 1.0, 0.36, 0.5  # inches
 STRIP = 0.76  # where the plot begins, in parts of the width
-COLUMNS = {"claim": 0.0, "verdict": 0.46, "claimed": 0.56, "measured": 0.78}
+COLUMNS = {"claim": 0.0, "": 0.06, "verdict": 0.44, "claimed": 0.54, "measured": 0.76}
 ABOVE = {"xycoords": "axes fraction", "textcoords": "offset points"}
-WIDE = 26  # characters of a line
+WIDE, UNIT = 28, 62  # characters of a line
+TITLE = "The ledger at a glance"
 NUMBER = r"-?\d[\d,]*\.?\d*(?:e-?\d+)?"
 RANGE = re.compile(
     rf"(?:about |above )?({NUMBER})(?: %)?(?:,? (?:to|and|or) ({NUMBER}))?\b"
@@ -78,8 +79,8 @@ def _heading(axes: "Axes", judged: Sequence[Judged]) -> None:
     """The title, and what stands in each column."""
     counts = Counter(each.verdict for each in judged)
     said = ", ".join(f"{counts[name]} {name}" for name in COLOURS if counts[name])
-    title = {"fontsize": 13, "fontweight": "bold", "color": plots.INK}
-    axes.annotate("The ledger at a glance", (0, 1), (0, 52), **ABOVE, **title)
+    bold = {"fontsize": 13, "fontweight": "bold", "color": plots.INK}
+    axes.annotate(TITLE, (0, 1), (0, 52), **ABOVE, **bold)
     small = {"fontsize": 8.5, "color": plots.MUTED}
     axes.annotate(f"{len(judged)} claims: {said}", (0, 1), (0, 34), **ABOVE, **small)
     for name, at in COLUMNS.items():
@@ -87,19 +88,32 @@ def _heading(axes: "Axes", judged: Sequence[Judged]) -> None:
 
 
 def _words(axes: "Axes", row: int, judged: Judged) -> None:
-    """One claim, its verdict, and both numbers."""
-    small: dict[str, Any] = {"fontsize": 8, "va": "center", "color": plots.INK}
-    axes.text(COLUMNS["claim"], row, judged.entry.id, fontweight="bold", **small)
-    axes.text(COLUMNS["claim"] + 0.06, row, judged.entry.title, **small)
-    colour = {"color": COLOURS[judged.verdict], "fontweight": "bold"}
-    axes.text(COLUMNS["verdict"], row, judged.verdict, **small | colour)
-    for name, key in (("claimed", "expected"), ("measured", "measured")):
-        given = judged.found[key] if judged.found else "-"
-        lines = textwrap.wrap(wording.value(given), WIDE) or [""]
-        more = " ..." if len(lines) > 2 else ""
-        text = "\n".join(lines[:2]) + more
-        axes.text(COLUMNS[name], row, text, **small | {"fontsize": 7})
+    """One claim, its verdict, both numbers, and what they count."""
+    colour = COLOURS[judged.verdict]
+    _text(axes, "claim", row, judged.entry.id, fontweight="bold")
+    _text(axes, "", row, judged.entry.title)
+    _text(axes, "verdict", row, judged.verdict, fontweight="bold", color=colour)
     axes.axhline(row + 0.5, color=plots.GRID, linewidth=0.5)
+    if not judged.found:
+        return
+    unit = judged.found["unit"]
+    for name, key in (("claimed", "expected"), ("measured", "measured")):
+        lines = textwrap.wrap(wording.value(judged.found[key]), WIDE)
+        above = 0.17 if unit else 0.0
+        _text(axes, name, row - above, _first(lines, 1 if unit else 2), fontsize=7.5)
+    small = {"fontsize": 6.5, "color": plots.MUTED}
+    _text(axes, "claimed", row + 0.2, _first(textwrap.wrap(unit, UNIT), 1), **small)
+
+
+def _text(axes: "Axes", column: str, row: float, text: str, **style: Any) -> None:
+    """A cell."""
+    usual = {"fontsize": 8, "va": "center", "color": plots.INK}
+    axes.text(COLUMNS[column], row, text, **(usual | style))
+
+
+def _first(lines: list[str], count: int) -> str:
+    """So many lines, and a sign if there are more."""
+    return "\n".join(lines[:count]) + " ..." * (len(lines) > count)
 
 
 def _point(axes: "Axes", row: int, judged: Judged) -> None:

@@ -4,6 +4,7 @@ What they print goes to a file each. None outlives this process: whatever ends i
 exception or Ctrl-C, ends them first.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 import signal
@@ -23,6 +24,7 @@ from rich.progress import (
 
 from experiments.harness import show
 
+COMMAND = (sys.executable, "-m", "experiments")
 LIMIT_S = 3600.0  # after which an experiment counts as stuck
 LAST_LINES = 8  # of what one has printed, in a message
 POLL_S, PATIENCE_S = 0.2, 10.0
@@ -95,7 +97,7 @@ class _Running:
     def __init__(self, job: Job):
         self.job, self._start = job, time.monotonic()
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "experiments", job.name, *job.options]
+        command = [*COMMAND, job.name, *job.options]
         with job.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -126,10 +128,11 @@ class _Running:
         """Interrupts it, as Ctrl-C does, so that it clears up; then ends it."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
-            try:
-                self._process.wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                try:
+                    self._process.wait(PATIENCE_S)
+                finally:  # also after a second Ctrl-C
+                    self._process.kill()
         self._process.wait()
 
     def _seconds(self) -> float:

@@ -85,4 +85,4 @@ def to_run(entries: Iterable[Entry], quick: bool) -> list[str]:
         possible = [name for name in entry.evidence if not absent(name)]
         wanted |= {*possible[:1]}
         wanted |= {name for name in possible if quick and SOURCES[name].quick}
-    return sorted(wanted, key=lambda name: -SOURCES[name].minutes)
+    return sorted(wanted, key=lambda name: (-SOURCES[name].minutes, name))

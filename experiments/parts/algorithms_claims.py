@@ -1,6 +1,7 @@
 """What becomes of CB1 and CB2 when all algorithms are counted."""
 
 from experiments.harness.result import Claim, Rows
+from experiments.ledger import catalogue
 from experiments.parts.algorithms_hardware import ETHERNET
 from experiments.parts.algorithms_prices import LARGEST, written
 
@@ -31,8 +32,7 @@ def ring(moved: Rows) -> Claim:
     numbers = ", ".join(map(str, sorted(row["N"] for row in rows)))
     return Claim(
         id="CB1",
-        claim="Per device, reduce-scatter moves (N-1)Φ/N and all-gather (N-1)Φ/N: "
-        "2(N-1)Φ/N in all, towards 2Φ, independent of N",
+        claim=catalogue.text("CB1"),
         expected=_least(last["N"]),
         measured=last["busiest sends / K"],
         unit=f"Φ per device at N = {last['N']}",
@@ -64,8 +64,7 @@ def root(moved: Rows, predicted: Rows) -> Claim:
     most = max(counts)
     return Claim(
         id="CB2",
-        claim="A parameter server and a ring move the same over all links, but one "
-        "server carries it all, so that it takes about N times longer",
+        claim=catalogue.text("CB2"),
         expected=most,
         measured=ratios[most],
         unit=f"times longer than the ring at N = {most}, predicted",

@@ -1,8 +1,10 @@
 """What the measurements say about the claims on mixed precision."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from experiments.harness.result import Claim, Rows, Verdict
+from experiments.ledger import catalogue
 from experiments.parts import amp_memory as memory
 from experiments.parts import amp_underflow as underflow
 from jaxdp.precision import Precision
@@ -25,10 +27,9 @@ def saves(kept: Rows, planned: Rows, times: Rows, absent: str) -> Claim:
     share = {row["model"]: row["products in 16 bits (%)"] for row in as_written}
     return Claim(
         id="CA8",
-        claim="Mixed precision saves about 50 % memory and 20 % time",
+        claim=catalogue.text("CA8"),
         expected=f"{SAVED} % of memory, {TIME} % of time",
-        measured=f"{network['saved, all (%)']:.0f} and "
-        f"{transformer['saved, all (%)']:.0f} % of memory; time: none on CPUs",
+        measured=_measured((network, transformer), planned, slower["bf16"]),
         unit="",
         verdict=_verdict(network, transformer, slower["bf16"]),
         why="Counted in the traced program, for what the forward pass keeps beside "
@@ -54,21 +55,56 @@ def _verdict(network: Any, transformer: Any, of_f32: float) -> Verdict:
     return "partly" if max(saved) > 0 else "refuted"
 
 
+def _measured(kept: Sequence[Any], planned: Rows, of_f32: float) -> str:
+    """What is saved of memory and time, in percent."""
+    memory_saved = _numbers(row["saved, all (%)"] for row in kept)
+    compiled = _on_h100(planned)
+    if not compiled:
+        return f"{memory_saved} % of memory, {100 * (1 - of_f32):.0f} % of time on CPUs"
+    there = f"{_numbers(row['all'] for row in compiled)} % of memory"
+    times = _numbers(row["time"] for row in compiled if row["time"] is not None)
+    time = f", {times} % of time (predicted)" if times else ""
+    return f"{memory_saved} % of memory; compiled for H100 {there}{time}"
+
+
 def _planned(rows: Rows, absent: str) -> str:
     """What XLA plans, in words."""
-    gpu = [row for row in rows if row["target"] == "H100"]
-    if not gpu:
+    compiled = _on_h100(rows)
+    if not compiled:
         return f"{absent}; XLA for CPUs widens 16 bits and saves nothing."
     words = []
-    for name in _models(gpu):
-        wide, narrow = (_way(gpu, name, way) for way in ("f32", "bf16"))
-        saved = 100 * (1 - narrow["temporaries_mb"] / wide["temporaries_mb"])
-        everything = 100 * (1 - narrow["all_mb"] / wide["all_mb"])
-        words.append(f"{name} {saved:.0f} % of temporaries, {everything:.0f} % of all")
-        if wide["predicted_ms"]:
-            took = narrow["predicted_ms"] / wide["predicted_ms"]
+    for row in compiled:
+        all_of_it = (
+            f"{row['temporaries']:.0f} % of temporaries, {row['all']:.0f} % of all"
+        )
+        words.append(f"{row['model']} {all_of_it}")
+        if row["time"] is not None:
+            took = 1 - row["time"] / 100
             words[-1] += f", its kernels taking {took:.2f} of the time (predicted)"
     return f"Compiled for an H100, not run there: {'; '.join(words)}."
+
+
+def _on_h100(rows: Rows) -> list[dict[str, Any]]:
+    """What bfloat16 saves of each model there, in percent; no time if none is known."""
+    there = [row for row in rows if row["target"] == "H100"]
+    return [
+        {
+            "model": model,
+            "temporaries": _saved(wide["temporaries_mb"], narrow["temporaries_mb"]),
+            "all": _saved(wide["all_mb"], narrow["all_mb"]),
+            "time": _saved(wide["predicted_ms"], narrow["predicted_ms"]),
+        }
+        for model in _models(there)
+        for wide, narrow in [[_way(there, model, way) for way in ("f32", "bf16")]]
+    ]
+
+
+def _saved(wide: float | None, narrow: float) -> float | None:
+    return 100 * (1 - narrow / wide) if wide else None
+
+
+def _numbers(percent: Iterable[float]) -> str:
+    return " and ".join(f"{each:.0f}" for each in percent)
 
 
 def scaling(flushed: Rows, compared: Rows, run: underflow.Run, of: Precision) -> Claim:

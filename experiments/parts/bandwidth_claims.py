@@ -1,6 +1,7 @@
 """What becomes of CB2 and CB4 on links of limited rate."""
 
 from experiments.harness.result import Claim, Rows, Verdict
+from experiments.ledger import catalogue
 from experiments.parts import bandwidth_training as training
 from experiments.parts import bandwidth_ways as ways
 
@@ -36,8 +37,7 @@ def servers(
     phi = size_mb * 2**20
     return Claim(
         id="CB2",
-        claim="The server's total traffic is that of a ring, but one link carries it, "
-        "so it takes about N times longer",
+        claim=catalogue.text("CB2"),
         expected=devices,
         measured=ratios[devices],
         unit="times longer than a ring, measured on limited links",
@@ -65,8 +65,7 @@ def asynchrony(steps: Rows, repeats: int) -> Claim:
     listed = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
     return Claim(
         id="CB4",
-        claim="Asynchrony raises the compute-to-communication ratio (workers never "
-        "wait)",
+        claim=catalogue.text("CB4"),
         expected=f"above {best:.2f}",
         measured=late,
         unit="of a step is computation, with a delay of 1",

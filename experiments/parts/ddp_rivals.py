@@ -10,6 +10,7 @@ import jaxdp
 from experiments.harness import devices as harness
 from experiments.harness import show, timing
 from experiments.harness.result import Claim, Rows
+from experiments.ledger import catalogue
 from experiments.parts import digits, problem
 from jaxdp.program import analyze
 from jaxdp.replicated import Trace
@@ -90,7 +91,7 @@ def claim(rows: Rows, devices: int) -> Claim:
     low, high = (100 * faster / (1 - 1 / devices) for faster in CLAIMED)
     return Claim(
         id="CA5",
-        claim="DistributedDataParallel is 15-30 % faster than DataParallel",
+        claim=catalogue.text("CA5"),
         expected="15 to 30 % faster",
         measured=f"{100 * faster:.0f} % faster, {harness.label()}",
         unit="",

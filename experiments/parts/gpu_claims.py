@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from experiments.harness.result import Claim
+from experiments.ledger import catalogue
 from experiments.parts.gpu_steps import RING, ROOT, Step, phi_bytes
 
 FASTER = (15, 30)  # percent by which DDP is faster, as the article says
@@ -28,8 +29,7 @@ def ring_bytes(rings: Sequence[Step]) -> Claim:
     )
     return Claim(
         id="CB1",
-        claim="Per device, reduce-scatter moves (N-1)Φ/N and all-gather (N-1)Φ/N: "
-        "2(N-1)Φ/N in all",
+        claim=catalogue.text("CB1"),
         expected=round(expected, 4),
         measured=round(max(shares), 4),
         unit=f"Φ sent by each of {n} devices",
@@ -55,7 +55,7 @@ def distributed_is_faster(roots: Sequence[Step], rings: Sequence[Step]) -> Claim
     verdict = "holds" if all(inside) else "partly" if min(gains) > 0 else "refuted"
     return Claim(
         id="CA5",
-        claim="DistributedDataParallel is 15-30 % faster than DataParallel",
+        claim=catalogue.text("CA5"),
         expected="15 to 30",
         measured=" and ".join(f"{gain:.0f}" for gain in gains),
         unit="% less time for a step, predicted",

@@ -74,6 +74,16 @@ def difference(tree: PyTree, reference: PyTree) -> float:
     return max(map(float, jax.tree.leaves(apart))) / largest
 
 
+def share(tree: PyTree, reference: PyTree) -> float:
+    """How much of a reference is in a tree, along the reference: 1 is all of it."""
+
+    def product(one, other):
+        products = jax.tree.map(lambda a, b: np.vdot(a, b), one, other)
+        return sum(map(float, jax.tree.leaves(products)))
+
+    return product(tree, reference) / product(reference, reference)
+
+
 def _weighted(trees: list[PyTree], weights: list[float]) -> PyTree:
     """The weighted sum of trees."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from experiments.harness.result import Claim, Rows
+from experiments.ledger import catalogue
 from experiments.parts.overlap_ways import DEFAULT, LEGEND, Way
 from jaxdp.program.dependence import dependence as read_dependence
 from jaxdp.program.timeline import Timeline
@@ -138,8 +139,7 @@ def claim(dependences: Rows, chosen: Sequence[Predicted], absent: str) -> Claim:
     predicted = _predicted(chosen) if chosen else f"{absent}."
     return Claim(
         id="CB4",
-        claim="Asynchrony raises the compute-to-communication ratio (workers never "
-        "wait)",
+        claim=catalogue.text("CB4"),
         expected=1.0 if chosen else "all transfers may overlap",
         measured=chosen[-1].hidden if chosen else _allowed(best),
         unit="of communication hidden at a delay of 1, predicted" if chosen else "",

@@ -19,7 +19,7 @@ FORWARD, BACKWARD, IDLE = "#0072B2", "#E69F00", "#eceff1"
 LINES = {2: ("#009E73", "^"), 4: ("#0072B2", "o"), 8: ("#D55E00", "s")}  # by stages
 OTHERS = ("#7b8794", "D")
 LANE, WIDTH = 0.27, 8.6  # inches
-LEAST_LABEL = 0.13  # inches of a tick that has room for a number
+LEAST_LABEL = 0.1  # inches of a tick that has room for a number
 
 
 def gantt(title: str, runs: Sequence[Run]) -> "Figure":
@@ -43,7 +43,7 @@ def gantt(title: str, runs: Sequence[Run]) -> "Figure":
         axes.grid(visible=False)
     for label, colour in (("forward", FORWARD), ("backward", BACKWARD)):
         every[0].barh(-9, 0, color=colour, label=label)
-    return finish(figure, "time of all rows in one stage, one pass", "")
+    return finish(figure, "time, in that of one pass of all rows through a stage", "")
 
 
 def bubbles(title: str, rows: Rows) -> "Figure":
@@ -113,7 +113,7 @@ def _ticks(run: Run) -> int:
 def _heading(run: Run) -> str:
     words = "micro-batch" if run.microbatches == 1 else "micro-batches"
     idle = formula(run.stages, run.microbatches)
-    return f"{run.microbatches} {words}: {idle:.0%} bubble"
+    return f"{run.microbatches} {words}: {100 * idle:.0f} % bubble"
 
 
 def _numbers(axes: "Axes", numbers: Sequence[int]) -> None:

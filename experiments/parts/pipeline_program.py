@@ -1,11 +1,11 @@
 """A stack of blocks as a pipeline of stages, one on each device, in one program.
 
-`P` stages, `M` micro-batches, `N` rows. Device `p` holds stage `p`: its
-blocks, and then their gradients. In tick `t` of `M + P - 1` it works on micro-batch
-`t - p`, where there is one, and hands the result to device `p + 1`. The backward pass
-is what `jax.grad` makes of that: the ticks in reverse, and gradients from `p` to
-`p - 1`. Without a micro-batch a stage computes on zeros, and nobody reads the result:
-devices run one program, in which a tick takes its time anyway.
+`P` stages, `M` micro-batches, `N` rows. Device `p` holds stage `p`: its blocks, and
+then their gradients. In tick `t` of `M + P - 1` it works on micro-batch `t - p`, where
+there is one, and hands the result to device `p + 1`. The backward pass is what
+`jax.grad` makes of that: the ticks in reverse, and gradients from `p` to `p - 1`.
+Without a micro-batch a stage computes all the same, and nobody reads the result:
+others work meanwhile, so that it saves no time to leave that out.
 
 With re-materialization a stage keeps its inputs alone, and computes what is between
 them again in the backward pass: GPipe (Huang et al., NeurIPS 2019), section 2.3.
@@ -28,17 +28,17 @@ INITIAL = 0.5  # how much a block adds to its input, at first
 
 
 class Params(NamedTuple):
-    """Matrices of all blocks, by stage: equal shapes, so that one program has them."""
+    """Matrices of all blocks, by stage: arrays, or their shapes."""
 
-    up: jax.Array  # [P, blocks, width, hidden]
-    down: jax.Array  # [P, blocks, hidden, width]
+    up: Any  # [P, blocks, width, hidden]
+    down: Any  # [P, blocks, hidden, width]
 
 
 class Batch(NamedTuple):
-    """Rows and their classes, by micro-batch."""
+    """Rows and their classes, by micro-batch: arrays, or their shapes."""
 
-    x: jax.Array  # [M, N / M, width]
-    labels: jax.Array  # [M, N / M]
+    x: Any  # [M, N / M, width]
+    labels: Any  # [M, N / M]
 
 
 class Passes(NamedTuple):
@@ -144,7 +144,7 @@ def _pipelined_loss(mesh: Mesh, remat: bool) -> Callable[..., Any]:
 
         def tick(arrived, given):
             index, probe = given
-            x, number = arrived
+            x, number = arrived  # zeros where nobody sent: no micro-batch
             new = jnp.where(index < len(batch.x), index + 1, 0)
             number = jnp.where(rank == 0, new, number)
             place = jnp.maximum(number - 1, 0)

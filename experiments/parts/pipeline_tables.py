@@ -8,6 +8,7 @@ import numpy as np
 from experiments.harness.result import Rows
 from experiments.parts.pipeline_program import Params, Stack
 from experiments.parts.pipeline_runs import Run
+from jaxdp.program.memory import memory_of
 
 MIB = 2**20
 COUNTED = (
@@ -50,7 +51,7 @@ def bubbles(runs: Sequence[Run]) -> Rows:
                 "micro-batches": run.microbatches,
                 "worked": worked,
                 "all": ticks,
-                "bubble": 1 - worked / ticks,
+                "bubble": (ticks - worked) / ticks,
                 "(P-1)/(M+P-1)": formula(run.stages, run.microbatches),
                 "label": COUNTED,
             }
@@ -124,7 +125,9 @@ def pairs(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
 
 def temporary_mb(run: Run) -> float:
     """MiB of what a device's program makes and drops."""
-    return run.program.memory_analysis().temp_size_in_bytes / MIB
+    planned = memory_of(run.program)
+    assert planned is not None  # CPUs and GPUs say it
+    return planned.temporary_bytes / MIB
 
 
 def inputs_mb(run: Run, width: int) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from experiments.harness.result import Claim
+from experiments.ledger import catalogue
 from experiments.parts.scaling_hardware import HOSTS
 from experiments.parts.scaling_tables import (
     CLAIMED,
@@ -28,7 +29,7 @@ def faster(curves: Sequence[Curve]) -> Claim:
     native = [100 * (1 - c.at(DDP, 8) / c.at(NATIVE, 8)) for c in there]
     return Claim(
         id="CA5",
-        claim="DistributedDataParallel is 15-30 % faster than DataParallel",
+        claim=catalogue.text("CA5"),
         expected="15 to 30 %",
         measured=f"{spread}, predicted",
         unit="",
@@ -58,6 +59,7 @@ def saturates(curves: Sequence[Curve], parameters: dict[str, int]) -> Claim:
     every = all([*beyond, *falls])
     bounded = any(c.times(DP)[-1] < max(c.times(DP)) for c in curves)
     best = "; ".join(f"{c.hardware}, {c.model}: {c.best}" for c in curves)
+    least, most = (choose(c.best for c in there) for choose in (min, max))
     held = ", ".join(
         f"{c.hardware}, {c.model}: {c.at(DP, 4):.2f} and {c.at(DP, 8):.2f} of at most "
         f"{c.bound:.2f}"
@@ -65,11 +67,10 @@ def saturates(curves: Sequence[Curve], parameters: dict[str, int]) -> Claim:
     )
     return Claim(
         id="CA6",
-        claim="Above 4 devices or 100 M parameters the main device's link saturates "
-        "and throughput falls",
-        expected="4",
-        measured="; ".join(f"{c.best} ({c.hardware}, {c.model})" for c in there),
-        unit="devices with which DataParallel is fastest, predicted",
+        claim=catalogue.text("CA6"),
+        expected=4,
+        measured=most if least == most else f"{least} to {most}",
+        unit=f"devices, of {max(IN_A_HOST)} in a host, are fastest, predicted",
         verdict="holds" if every else "partly" if bounded else "refuted",
         why="With N devices a step takes C + 2(N-1)t, t for the gradients over a link "
         "of the main device: throughput rises towards C / 2t times one device, and "

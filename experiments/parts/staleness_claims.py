@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.harness.result import Claim, Rows, Verdict
+from experiments.ledger import catalogue
 from experiments.parts.staleness_delays import DELAYS, LARGER_BATCH, column
 from experiments.parts.staleness_runs import (
     EQUAL,
@@ -37,8 +38,7 @@ def never_wait(activity: Rows) -> Claim:
     waits = [row["waiting (%)"] for row in activity if row["policy"] != SYNCHRONOUS]
     return Claim(
         id="CB4",
-        claim="Asynchrony raises the compute-to-communication ratio (workers never "
-        "wait)",
+        claim=catalogue.text("CB4"),
         expected=0,
         measured=f"{min(waits):.0f} to {max(waits):.0f}",
         unit="% of the time spent waiting, depending on τ",
@@ -63,12 +63,11 @@ def slows_convergence(delayed: Rows, mean: Rows, timely: Rows, activity: Rows) -
     verdict = _verdict(all(slower), not any(faster))
     return Claim(
         id="CB5",
-        claim="Asynchrony with SGD slows convergence, as if the batch grew at fixed W; "
-        "a longer delay slows it more",
-        expected="slower in all",
-        measured=f"slower at equal steps in {sum(slower)}, faster at equal time beside "
-        f"a straggler in {sum(faster)}",
-        unit=f"of {len(slower)} combinations of data and optimizer",
+        claim=catalogue.text("CB5"),
+        expected=len(slower),
+        measured=f"{sum(slower)} at equal steps, {len(faster) - sum(faster)} at equal "
+        "time beside a straggler",
+        unit=f"of {len(slower)} combinations of data and optimizer are slower",
         verdict=verdict,
         why=f"{SUMMARY[verdict]} {_by_step(delayed)} {_by_bound(mean, activity)} "
         f"{_by_time(late)}",

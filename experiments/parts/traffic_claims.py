@@ -5,6 +5,7 @@ from fractions import Fraction
 from typing import Any
 
 from experiments.harness.result import Claim, Rows
+from experiments.ledger import catalogue
 from experiments.parts import traffic_designs as designs
 from experiments.parts import traffic_times as times
 
@@ -19,8 +20,7 @@ def ring(rows: Rows, where: str) -> Claim:
     n, padding = last["N"], float(last["padding_bytes"])
     return Claim(
         id="CB1",
-        claim="Per device, reduce-scatter moves (N-1)Φ/N and all-gather (N-1)Φ/N: "
-        "2(N-1)Φ/N in all, towards 2Φ, independent of N",
+        claim=catalogue.text("CB1"),
         expected=2 * (n - 1) / n,
         measured=float(gradients(last)),
         unit=f"Φ per device at N = {n}",
@@ -44,8 +44,7 @@ def server(rows: Rows, predicted: Rows, where: str) -> Claim:
     everywhere = 2 * (n - 1)
     return Claim(
         id="CB2",
-        claim="The server's total traffic is that of a ring, 2(N-1)Φ, but one server "
-        "carries it, so it takes about N times longer",
+        claim=catalogue.text("CB2"),
         expected=last["N"],
         measured=ratio,
         unit=f"times longer than a ring, predicted for ResNet-50 on {last['N']} hosts",
@@ -79,7 +78,7 @@ def shares(rows: Rows, where: str) -> Claim:
     exact = _exact([*apart, *shared, *alone.values()])
     return Claim(
         id="CB6",
-        claim="Several servers spread the load: each carries 1/S of it",
+        claim=catalogue.text("CB6"),
         expected=1 / designs.DEDICATED,
         measured=float(parts[-1]),
         unit=f"of one server's bytes, S = {designs.DEDICATED}, dedicated",

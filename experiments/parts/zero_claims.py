@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.harness.result import Claim, Rows
+from experiments.ledger import catalogue
 from experiments.parts import zero_tables as tables
 from experiments.parts.zero_formulas import PARAMETERS, STATE
 
@@ -30,8 +31,7 @@ def redundancy(held: Rows, sent: Rows, where: str) -> Claim:
     worst = max(judged, key=lambda row: row[ERROR])
     return Claim(
         id="CB8",
-        claim="Plain data parallelism stores a full copy of parameters, gradients and "
-        "optimizer state on every device; ZeRO removes that redundancy, stage by stage",
+        claim=catalogue.text("CB8"),
         expected=n,
         measured=round(kept[0] / kept[-1], 2),
         unit="times less is kept between steps in stage 3 than in stage 0, "

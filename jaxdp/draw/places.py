@@ -12,16 +12,16 @@ from jaxdp.schedule import Schedule
 
 Point = tuple[float, float]
 RADIUS = 0.4  # of the circle
-NEAR = 0.09  # a link that comes so near to another device is bent
-BEND, WIDE_BEND = 0.1, 0.42  # height of a bent link, in parts of its length
+NEAR = 0.09  # a link comes no nearer to other devices
+BEND, SLIGHT, WIDE = 0.1, 0.03, 0.22  # height of a link, in parts of its length
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
     """The way from one device to another: a curve over the point `over`.
 
-    The curve is a quadratic Bezier curve with `over` as its control point. It bends to
-    the left of who travels it, so that the ways of a pair lie side by side.
+    The curve is a quadratic Bezier curve with `over` as its control point. If there is
+    room, it bends to the left of who travels it: the ways of a pair lie side by side.
     """
 
     source: int
@@ -133,17 +133,36 @@ def _children(pairs: Sequence[tuple[int, int]], devices: int) -> dict[int, list[
 
 
 def _over(points: Sequence[Point], source: int, target: int) -> Point:
-    """The control point of a link."""
-    (x0, y0), (x1, y1) = points[source], points[target]
-    others = (p for d, p in enumerate(points) if d not in (source, target))
-    blocked = any(_distance(p, (x0, y0), (x1, y1)) < NEAR for p in others)
-    bend = 2 * (WIDE_BEND if blocked else BEND)  # a curve goes half-way to its control
-    return (x0 + x1) / 2 + bend * (y1 - y0), (y0 + y1) / 2 - bend * (x1 - x0)
+    """The control point of a link: of the bends that pass all others, the first."""
+    start, end = points[source], points[target]
+    others = [p for d, p in enumerate(points) if d not in (source, target)]
+    outside = math.dist(_bent(start, end, WIDE), (0.5, 0.5)) > math.dist(
+        _bent(start, end, -WIDE), (0.5, 0.5)
+    )
+    wide = WIDE if outside else -WIDE
+    ways = [_bent(start, end, bend) for bend in (BEND, SLIGHT, wide, -wide)]
+    free = (way for way in ways if _clear(others, start, way, end))
+    return next(free, ways[0])
 
 
-def _distance(point: Point, start: Point, end: Point) -> float:
-    """How far a point is from a straight way."""
-    dx, dy = end[0] - start[0], end[1] - start[1]
-    px, py = point[0] - start[0], point[1] - start[1]
-    along = max(0.0, min(1.0, (px * dx + py * dy) / (dx * dx + dy * dy)))
-    return math.hypot(px - along * dx, py - along * dy)
+def _bent(start: Point, end: Point, bend: float) -> Point:
+    """The control point of a curve whose height is `bend` times its length."""
+    (x0, y0), (x1, y1) = start, end
+    rise = 2 * bend  # a curve comes half as far as its control point
+    return (x0 + x1) / 2 + rise * (y1 - y0), (y0 + y1) / 2 - rise * (x1 - x0)
+
+
+def _clear(others: Sequence[Point], start: Point, over: Point, end: Point) -> bool:
+    """Whether a curve comes near to no other device."""
+    return all(
+        math.dist(along(start, over, end, step / 16), other) > NEAR
+        for step in range(1, 16)
+        for other in others
+    )
+
+
+def along(start: Point, over: Point, end: Point, t: float) -> Point:
+    """The point of a curve at `t`: 0 is its start, 1 its end."""
+    a, b, c = (1 - t) ** 2, 2 * t * (1 - t), t**2
+    (x0, y0), (x1, y1), (x2, y2) = start, over, end
+    return a * x0 + b * x1 + c * x2, a * y0 + b * y1 + c * y2

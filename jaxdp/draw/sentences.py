@@ -85,12 +85,12 @@ class _Sends:
 
     def detail(self) -> str:
         """Which chunks those are."""
-        return _cut(
-            [
-                f"device {source}{' sends' if not i else ''} {_named(sent)} to {target}"
-                for i, ((source, target), sent) in enumerate(self.moved.items())
-            ]
-        )
+        ways = [
+            f"{_named(sent)} from {source} to {target}"
+            for (source, target), sent in self.moved.items()
+        ]
+        verb = "go" if len(next(iter(self.moved.values()))) > 1 else "goes"
+        return _cut([ways[0].replace(" from", f" {verb} from"), *ways[1:]])
 
     def what(self) -> tuple[str, bool]:
         """How much one sends to another, and whether that is a plural."""
@@ -121,6 +121,8 @@ def _started(cells: Sequence[Cell]) -> str:
     held = [cell for cell in cells if cell.held]
     everything = "every chunk" if cells[-1].chunk else "the whole buffer"
     holders = {cell.device for cell in held}
+    if all(cell.share == 1 for cell in cells):
+        return "the only device holds everything: there is nothing to send"
     if len(held) == len(cells):
         return f"every device holds its own contribution to {everything}"
     if len(holders) == 1:

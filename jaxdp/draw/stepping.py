@@ -19,7 +19,7 @@ from jaxdp.draw.chunks import colour
 from jaxdp.draw.panels import lines, moments
 from jaxdp.draw.places import places
 from jaxdp.draw.sentences import doing, true_now
-from jaxdp.schedule import Bundle, Schedule, bundles
+from jaxdp.schedule import Schedule, bundles
 from jaxdp.targets.chips import NAMES
 from jaxdp.targets.hardware import Hardware, Link
 from jaxdp.targets.hardware import hardware as figures_of
@@ -28,6 +28,7 @@ PARTS = pathlib.Path(__file__).with_name("page")
 SCRIPTS = ("model.js", "links.js", "cells.js", "costs.js", "hand.js", "page.js")
 DEVICES = (*range(1, 9), 16)  # that the reader can choose
 TITLE = "Step through a collective"
+SHARED = ("starts", "ways", "phases", "points", "links", "groups")
 OWN = "own"  # what addresses call a schedule that is in no catalogue
 # Several hosts: devices in each, and what joins the hosts.
 NETWORKS = (
@@ -82,12 +83,15 @@ def page(
     if not own:
         catalogue.build(schedule, devices)  # refuses what cannot be shown
     machines = _machines(hardware)
+    algorithms = _algorithms(schedule, devices)
+    shared = _share(algorithms)
     data = {
         "start": [OWN if own else schedule, schedule.devices if own else devices],
         "size_bytes": round(size_mb * 2**20),
         "machine": hardware if isinstance(hardware, str) else OWN,
         "machines": machines,
-        "algorithms": _algorithms(schedule, devices),
+        "algorithms": algorithms,
+        "shared": shared,
         "colours": _colours(max(DEVICES[-1], devices, schedule.devices if own else 1)),
     }
     parts = {
@@ -128,20 +132,27 @@ def _algorithms(schedule: str | Schedule, devices: int) -> list[dict[str, Any]]:
 @functools.cache
 def _known(name: str, devices: int) -> dict[str, Any]:
     """A schedule of the catalogue."""
-    return _described(
-        catalogue.build(name, devices), catalogue.choice(name).hosts
-    )
+    return _described(catalogue.build(name, devices), catalogue.choice(name).hosts)
 
 
 def _described(schedule: Schedule, hosts: int = 1) -> dict[str, Any]:
     """A schedule as the page reads it, with its words and places."""
     placed, panels = places(schedule, hosts), moments(schedule)
+    rounds = bundles(schedule)
+    ways = [*dict.fromkeys(each.pairs for round_ in rounds for each in round_)]
     return {
         "name": schedule.name,
         "devices": schedule.devices,
         "chunks": schedule.chunks,
         "starts": schedule.starts,
-        "rounds": [[_bundle(each) for each in round_] for round_ in bundles(schedule)],
+        "ways": ways,  # pairs, which rounds name by their place in this list
+        "rounds": [
+            [
+                [each.op, ways.index(each.pairs), [t.chunks for t in each.transfers]]
+                for each in round_
+            ]
+            for round_ in rounds
+        ],
         "phases": [[line.title, len(line.panels) - 1] for line in lines(schedule)],
         "now": [
             true_now(before, now)
@@ -154,9 +165,24 @@ def _described(schedule: Schedule, hosts: int = 1) -> dict[str, Any]:
     }
 
 
-def _bundle(bundle: Bundle) -> dict[str, Any]:
-    chunks = [transfer.chunks for transfer in bundle.transfers]
-    return {"op": bundle.op, "pairs": bundle.pairs, "chunks": chunks}
+def _share(algorithms: list[dict[str, Any]]) -> list[Any]:
+    """Takes out what several schedules have: sentences and places.
+
+    Returns:
+        The parts taken out. The schedules now have their places in this list.
+    """
+    found: dict[str, int] = {}
+
+    def taken(part: Any) -> int:
+        return found.setdefault(json.dumps(part, separators=(",", ":")), len(found))
+
+    for algorithm in algorithms:
+        for devices, schedule in algorithm["schedules"].items():
+            changed = {name: taken(schedule[name]) for name in SHARED}
+            changed["now"] = [*map(taken, schedule["now"])]
+            changed["next"] = [[*map(taken, each)] for each in schedule["next"]]
+            algorithm["schedules"][devices] = schedule | changed
+    return [json.loads(part) for part in found]
 
 
 def _rounded(point: tuple[float, float]) -> list[float]:
@@ -165,7 +191,10 @@ def _rounded(point: tuple[float, float]) -> list[float]:
 
 def _colours(most: int) -> list[list[str]]:
     """Entry `[n][k]` is the colour of a cell with `k` of `n` contributions."""
-    return [[hexadecimal(colour(k / max(n, 1))) for k in range(n + 1)] for n in range(most + 1)]
+    return [
+        [hexadecimal(colour(k / max(n, 1))) for k in range(n + 1)]
+        for n in range(most + 1)
+    ]
 
 
 def hexadecimal(rgb: tuple[float, ...]) -> str:

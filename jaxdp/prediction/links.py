@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxdp.cost import native_s, time_s
-from jaxdp.program.messages import Message
+from jaxdp.program.sized import SizedCollective
 from jaxdp.targets import Hardware
 
 
@@ -26,23 +26,28 @@ def spread(machine: Hardware, devices: int, hosts: int | None) -> Hardware:
     return replace(machine, devices_per_host=devices // count)
 
 
-def communication_s(sent: Sequence[Message], devices: int, machine: Hardware) -> float:
+def communication_s(
+    sent: Sequence[SizedCollective], devices: int, machine: Hardware
+) -> float:
     """Seconds that collectives take on some devices, one after the other.
 
     Raises:
         ValueError: A schedule that exists for its own devices alone.
     """
-    return sum(m.count * _message_s(m, devices, machine) for m in sent)
+    return sum(one.count * _once_s(one, devices, machine) for one in sent)
 
 
 @functools.lru_cache(maxsize=4096)
-def _message_s(message: Message, devices: int, machine: Hardware) -> float:
-    """Seconds of one collective."""
-    if message.schedule is None:
-        return native_s(
-            message.kind, message.elements, message.itemsize, devices, machine
-        )
-    sized = message.resized(devices)
-    assert sized.schedule is not None
-    partial = sized.partial_itemsize
-    return time_s(sized.schedule, sized.whole, sized.itemsize, machine, partial)
+def _once_s(one: SizedCollective, devices: int, machine: Hardware) -> float:
+    """Seconds of one run of a collective."""
+    if one.schedule is None:
+        return native_s(one.kind, one.elements, one.itemsize, devices, machine)
+    one = one.resized(devices)
+    assert one.schedule is not None
+    return time_s(
+        one.schedule,
+        one.padded_elements,
+        one.itemsize,
+        machine,
+        one.partial_itemsize,
+    )

@@ -18,7 +18,7 @@ from jaxdp.designs import Design
 from jaxdp.prediction.links import communication_s, spread
 from jaxdp.prediction.model import Model
 from jaxdp.prediction.step import CompiledStep, compiled_step
-from jaxdp.program.messages import Message
+from jaxdp.program.sized import SizedCollective
 from jaxdp.program.timeline import Timeline
 from jaxdp.targets import Hardware
 
@@ -150,7 +150,7 @@ def price(
     programs = {}
     for step in steps:
         timeline = step.report.timeline(spread(machine, step.devices, hosts))
-        programs[step.devices] = _Program(timeline, step.messages)
+        programs[step.devices] = _Program(timeline, step.collectives)
     largest = programs[max(programs)]
     rows = [_row(n, programs.get(n), largest, machine, hosts) for n in sorted(devices)]
     return Prediction(machine, tuple(rows), steps[0].rows)
@@ -160,7 +160,7 @@ class _Program(NamedTuple):
     """A compiled step on some hardware, and what it sends."""
 
     timeline: Timeline
-    messages: tuple[Message, ...]
+    collectives: tuple[SizedCollective, ...]
 
 
 def _row(
@@ -172,7 +172,7 @@ def _row(
 ) -> Predicted:
     """One number of devices, from its own program if there is one."""
     machine = spread(machine, devices, hosts)
-    sent = program.messages if program else largest.messages
+    sent = (program or largest).collectives
     priced_s = communication_s(sent, devices, machine)
     known = largest.timeline
     hidden_s = min(priced_s * _hidden_share(known), known.compute_s)

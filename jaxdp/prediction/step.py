@@ -10,8 +10,8 @@ from jaxdp.designs import Design
 from jaxdp.jaxprs import opened
 from jaxdp.mesh import data_mesh
 from jaxdp.prediction.model import Model
-from jaxdp.program.messages import Message, messages
 from jaxdp.program.report import ProgramReport, analyze
+from jaxdp.program.sized import SizedCollective, sized_collectives
 from jaxdp.training import DataParallel
 
 
@@ -22,7 +22,7 @@ class CompiledStep(NamedTuple):
         train: The training, on the mesh that it is compiled for.
         program: The step.
         report: What it sends, keeps and waits for.
-        messages: Its collectives, as schedules.
+        collectives: As schedules, for any number of devices.
         devices: How many it is for.
         rows: Of the batch of one device.
     """
@@ -30,7 +30,7 @@ class CompiledStep(NamedTuple):
     train: DataParallel
     program: jax.stages.Compiled
     report: ProgramReport
-    messages: tuple[Message, ...]
+    collectives: tuple[SizedCollective, ...]
     devices: int
     rows: int
 
@@ -57,7 +57,7 @@ def compiled_step(
     """
     mesh = targets.mesh(target, devices, hosts) if target else data_mesh(devices)
     train, arguments, program = compiled_on(mesh, design, model, target, hosts)
-    sent = messages(opened(train.trace(*arguments).jaxpr))
+    sent = sized_collectives(opened(train.trace(*arguments).jaxpr))
     report = analyze(program)
     return CompiledStep(train, program, report, sent, devices, model.rows)
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxdp.program.collective import CollectiveOp, kind_of, read
-from jaxdp.program.hlo import Instruction, Module, parse
-from jaxdp.program.timeline.products import is_matmul
+from jaxdp.program.hlo import Computation, Instruction, Module, parse
+from jaxdp.program.hlo.opcodes import WITHOUT_OPERANDS
+from jaxdp.program.products import is_matmul
 from jaxdp.program.walk import computations_of
 
 Names = frozenset[str]
@@ -110,9 +111,8 @@ class _Reader:
 
     def _operands(self, instruction: Instruction, values: Mapping[str, Any]) -> Names:
         """What an instruction waits for before it starts."""
-        if instruction.opcode in ("parameter", "constant"):
-            return _NOTHING  # in their brackets stand no operands
-        names = [*instruction.operands]
+        known = instruction.opcode in WITHOUT_OPERANDS
+        names = [] if known else [*instruction.operands]
         if "control-predecessors=" in instruction.line:
             before = instruction.attributes["control-predecessors"].strip("{}")
             names += [name.strip().lstrip("%") for name in before.split(",")]
@@ -124,20 +124,19 @@ class _Reader:
             )
         return _NOTHING.union(*(_flat(values[name]) for name in names))
 
-    def _inside(
-        self, around: Mapping[str, Instruction], one: Instruction, waited: Names
-    ) -> Names:
+    def _inside(self, around: Computation, one: Instruction, waited: Names) -> Names:
         """The operations that an instruction is or runs; notes what they wait for."""
         if kind := kind_of(one):
             self.collectives[one.name] = read(self.module, around, one, kind)
         elif is_matmul(one):
             self.matmuls.add(one.name)
         else:
-            return self.called(one, waited)
+            return self._called(one, waited)
         self.waits_for[one.name] = self.waits_for.get(one.name, _NOTHING) | waited
         return frozenset([one.name])
 
-    def called(self, instruction: Instruction, waited: Names) -> Names:
+    def _called(self, instruction: Instruction, waited: Names) -> Names:
+        """The operations in what an instruction calls; in a loop, all wait for all."""
         called = computations_of(instruction)
         inside = _NOTHING.union(*(self.run(name, waited) for name in called))
         if instruction.opcode == "while":

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxdp.program.collective import kind_of, read
-from jaxdp.program.hlo import Instruction, Module
+from jaxdp.program.hlo import Computation, Instruction, Module
+from jaxdp.program.hlo.opcodes import WITHOUT_OPERANDS
 from jaxdp.program.trips import trip_count
 from jaxdp.program.walk import computations_of
 
-Depth = (
-    int | tuple[int, ...]
-)  # rounds before a value is there; of a tuple, each element
+# Rounds before a value is there; of a tuple, those of each element.
+Depth = int | tuple[int, ...]
 
 
 def critical_rounds(module: Module) -> int:
@@ -50,13 +50,13 @@ class _Reader:
 
     def _depth(
         self,
-        around: Mapping[str, Instruction],
+        around: Computation,
         one: Instruction,
         depths: Mapping[str, Depth],
     ) -> Depth:
         """Rounds that are over when an instruction's value is there."""
-        if one.opcode in ("parameter", "constant"):
-            return 0  # in their brackets stand no operands
+        if one.opcode in WITHOUT_OPERANDS:
+            return 0
         given = [depths[name] for name in one.operands]
         if one.opcode == "tuple":
             return tuple(map(_flat, given))
@@ -64,7 +64,7 @@ class _Reader:
             return given[0][int(one.attributes["index"])]
         return max(map(_flat, given), default=0) + self._own(around, one)
 
-    def _own(self, around: Mapping[str, Instruction], one: Instruction) -> int:
+    def _own(self, around: Computation, one: Instruction) -> int:
         """Rounds of one instruction itself."""
         if kind := kind_of(one):
             return read(self.module, around, one, kind).rounds

@@ -6,9 +6,9 @@ counter of constant start and step, compared with a constant.
 
 import re
 
-from jaxdp.program.hlo import Instruction, Module
+from jaxdp.program.hlo import Computation, Instruction, Module, root_of
+from jaxdp.program.hlo.opcodes import WITHOUT_OPERANDS
 from jaxdp.program.hlo.shapes import quote
-from jaxdp.program.timeline.moved import Computation, root_of
 
 _KNOWN = re.compile(r'"known_trip_count":\s*\{"n":\s*"?(\d+)"?\}')
 _CONSTANT = re.compile(r"\bconstant\((-?\d+)\)")
@@ -76,7 +76,7 @@ def _made(computation: Computation, name: str) -> Instruction:
 
 
 def _operands(computation: Computation, instruction: Instruction) -> list[Instruction]:
-    if instruction.opcode in ("parameter", "constant"):
+    if instruction.opcode in WITHOUT_OPERANDS:
         return []
     return [_made(computation, name) for name in instruction.operands]
 

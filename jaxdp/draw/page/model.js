@@ -5,9 +5,23 @@
 
 const ITEMSIZE = 4; // bytes of a float32
 
+// A schedule with what it shares with others put back.
+function unpacked(schedule, shared) {
+  const part = (place) => shared[place];
+  const ways = part(schedule.ways);
+  return {
+    ...schedule,
+    ...Object.fromEntries(["starts", "phases", "points", "links", "groups"].map((name) => [name, part(schedule[name])])),
+    now: schedule.now.map(part),
+    next: schedule.next.map((sentences) => sentences.map(part)),
+    rounds: schedule.rounds.map((round) =>
+      round.map(([op, way, chunks]) => ({ op, pairs: ways[way], chunks }))),
+  };
+}
+
 // The frames of a schedule: before every round, and after the last one.
 function framesOf(schedule, sizeBytes, machine) {
-  const chunkBytes = Math.ceil(Math.ceil(sizeBytes / ITEMSIZE) / schedule.chunks) * ITEMSIZE;
+  const chunkBytes = chunkBytesOf(schedule, sizeBytes);
   const held = Array.from({ length: schedule.devices }, (_, device) =>
     schedule.starts.map((starts) => (starts.includes(device) ? [device] : [])));
   const sent = Array(schedule.devices).fill(0);
@@ -49,6 +63,17 @@ function apply(round, held) {
     const kept = op === "add" ? held[target][chunk] : [];
     held[target][chunk] = [...new Set([...kept, ...moved[i]])].sort((a, b) => a - b);
   });
+}
+
+// What all rounds take.
+function clockOf(schedule, sizeBytes, machine) {
+  const chunkBytes = chunkBytesOf(schedule, sizeBytes);
+  return schedule.rounds.reduce((sum, round) => sum + roundSeconds(round, chunkBytes, machine), 0);
+}
+
+// Buffers are padded to whole chunks.
+function chunkBytesOf(schedule, sizeBytes) {
+  return Math.ceil(Math.ceil(sizeBytes / ITEMSIZE) / schedule.chunks) * ITEMSIZE;
 }
 
 // A round ends with the device that takes longest for its bundles.
@@ -117,6 +142,10 @@ function secondsText(seconds) {
   if (!seconds) return "0 µs";
   const [unit, size] = units.find(([, least]) => seconds >= least) || units[3];
   return `${shown(seconds / size)} ${unit}`;
+}
+
+function roundsText(count) {
+  return `${count} round${count === 1 ? "" : "s"}`;
 }
 
 function listed(numbers, one) { // "devices 0, 2 and 3"

@@ -6,8 +6,8 @@ prints it, and takes a line apart only when somebody asks: a module has thousand
 instructions, and a handful move data between devices.
 
 Legend: an instruction is `%name = shape opcode(operands), attribute=value, ...`; a
-shape is text here (see `shapes`). Device numbers in
-the text are *logical*: the position in the flattened mesh, not `jax.Device.id`.
+shape is text here (see `shapes`). Device numbers in the text are *logical*: the
+position in the flattened mesh, not `jax.Device.id`.
 """
 
 import re
@@ -28,6 +28,7 @@ _INSTRUCTION = re.compile(
     r"(?<= )(?P<opcode>[a-z][\w\-]+)(?=\()"
 )
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?\s*%?(?P<name>[^\s=(){}]+) (?:\(.*)?\{")
+_ROOT = re.compile(r"\s*ROOT ")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _BRACKET_OR_QUOTE = re.compile(r"""[(\[{"']""")
 _HEADER = re.compile(r"^HloModule ", re.MULTILINE)
@@ -48,7 +49,7 @@ class Instruction:
     @property
     def is_root(self) -> bool:
         """Whether it gives the result of its computation."""
-        return self.line.lstrip().startswith("ROOT ")
+        return _ROOT.match(self.line) is not None
 
     @cached_property
     def _end(self) -> int:
@@ -77,11 +78,26 @@ class Instruction:
         return found
 
 
+Computation = Mapping[str, Instruction]  # by name, in the order of the text
+
+
+def root_of(computation: Computation) -> Instruction:
+    """The instruction whose result is that of its computation; not always the last.
+
+    Raises:
+        KeyError: none is marked so.
+    """
+    for instruction in computation.values():
+        if instruction.is_root:
+            return instruction
+    raise KeyError("ROOT")
+
+
 @dataclass(frozen=True)
 class Module:
-    """A parsed program: computations by name, each a mapping of its instructions."""
+    """A parsed program: computations by name."""
 
-    computations: Mapping[str, Mapping[str, Instruction]]
+    computations: Mapping[str, Computation]
     entry: str
     replicas: int
     partitions: int

@@ -4,6 +4,8 @@ An operation that is not here may communicate, for all that can be told, so a pr
 with one is refused: a new kind of collective must not vanish from a report.
 """
 
+import re
+
 from jaxdp.program.hlo.module import Instruction
 from jaxdp.program.hlo.shapes import quote
 
@@ -20,6 +22,7 @@ FREE = (
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast"),
     *("partition-id", "replica-id", "after-all", "add-dependency", "opt-barrier"),
 )
+# In their brackets stand numbers, or nothing.
 WITHOUT_OPERANDS = ("parameter", "constant", "iota", "partition-id", "replica-id")
 SECOND_HALVES = ("-done", "-update")  # of an asynchronous form
 _STAGES = ("-start", "-update", "-done")  # of an asynchronous form
@@ -50,6 +53,21 @@ UNCOUNTABLE = {
     "recv": "is one half of a transfer whose ends are not in the instruction",
 }
 _KNOWN = _QUIET.union(KINDS, UNCOUNTABLE)
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_SYNCHRONOUS = re.compile(r'\\?"is_sync\\?":\s*true')
+
+
+def target_of(instruction: Instruction) -> str:
+    """What a custom call calls; "" for any other instruction."""
+    if instruction.opcode != "custom-call":
+        return ""
+    match = _TARGET.search(instruction.line)
+    return match[1] if match else ""
+
+
+def is_marked_sync(instruction: Instruction) -> bool:
+    """Whether XLA says of a start that nothing runs until its end, halves or not."""
+    return _SYNCHRONOUS.search(instruction.line) is not None
 
 
 def without_stage(opcode: str) -> str:

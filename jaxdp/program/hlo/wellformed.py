@@ -8,14 +8,15 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from jaxdp.program.chains import continues, starts_chain
-from jaxdp.program.hlo.module import Instruction, Module
+from jaxdp.program.chains import ASYNC_DONE, ASYNC_START, continues, starts_chain
+from jaxdp.program.hlo.module import Computation, Instruction, Module
 from jaxdp.program.hlo.opcodes import (
     KINDS,
     SECOND_HALVES,
     UNCOUNTABLE,
     WITHOUT_OPERANDS,
     check_known,
+    target_of,
     without_stage,
 )
 from jaxdp.program.hlo.shapes import quote
@@ -31,12 +32,10 @@ _NEEDS = {
 _NEEDS_ALL = ("while",)
 _OF_COLLECTIVES = re.compile(r"\b(?:replica_groups|source_target_pairs)=")
 # Custom calls that communicate hide what they move.
-_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _COMMUNICATING_TARGET = re.compile(
     r"all.?reduce|all.?gather|reduce.?scatter|all.?to.?all|collective|nccl|nvshmem",
     re.IGNORECASE,
 )
-_CHAIN_TARGETS = ("AsyncCollectiveStart", "AsyncCollectiveDone")
 
 
 def check(module: Module) -> None:
@@ -60,7 +59,7 @@ def check(module: Module) -> None:
         _check_chain(name, computation)
 
 
-def _check_roots(name: str, computation: Mapping[str, Instruction]) -> None:
+def _check_roots(name: str, computation: Computation) -> None:
     roots = [each.name for each in computation.values() if each.is_root]
     if len(roots) != 1:
         raise ValueError(
@@ -96,9 +95,9 @@ def _check_computations(one: Instruction, module: Module) -> None:
 def _check_attributes(one: Instruction) -> None:
     opcode = without_stage(one.opcode)
     if opcode == "custom-call":
-        found = _TARGET.search(one.line)
-        target = found[1] if found else ""
-        if target not in _CHAIN_TARGETS and _COMMUNICATING_TARGET.search(target):
+        target = target_of(one)
+        ours = (ASYNC_START, ASYNC_DONE)
+        if target not in ours and _COMMUNICATING_TARGET.search(target):
             raise _broken(
                 one, f"the custom call {target!r}", "What it moves is not in the text"
             )
@@ -111,7 +110,7 @@ def _check_attributes(one: Instruction) -> None:
                 raise _broken(one, f"{key} of a {one.opcode}", "It moves nothing")
 
 
-def _check_stages(computation: Mapping[str, Instruction]) -> None:
+def _check_stages(computation: Computation) -> None:
     """Checks that what starts is done, once, and what is done was started."""
     waiting: Counter[str] = Counter()
     used = set()
@@ -138,24 +137,20 @@ def _check_stages(computation: Mapping[str, Instruction]) -> None:
             raise _broken(one, "nothing that waits for it", "What starts must be done")
 
 
-def _check_chain(name: str, computation: Mapping[str, Instruction]) -> None:
+def _check_chain(name: str, computation: Computation) -> None:
     """Checks the marks by which a TPU says that fusions go on with a collective."""
-    calls = [
-        target[1]
-        for one in computation.values()
-        if one.opcode == "custom-call" and (target := _TARGET.search(one.line))
-    ]
+    calls = [target_of(one) for one in computation.values()]
     started = [one for one in computation.values() if starts_chain(one)]
-    if len(started) != calls.count("AsyncCollectiveStart"):
+    if len(started) != calls.count(ASYNC_START):
         raise ValueError(
-            f"analyze found {calls.count('AsyncCollectiveStart')} AsyncCollectiveStart "
+            f"analyze found {calls.count(ASYNC_START)} {ASYNC_START} "
             f"in the computation {name!r}, and {len(started)} collectives to start. "
             "Each starts one. Pass compiled.as_text() unchanged."
         )
     continued = any(continues(one) for one in computation.values())
-    if "AsyncCollectiveDone" in calls and not continued:
+    if ASYNC_DONE in calls and not continued:
         raise ValueError(
-            f"analyze found an AsyncCollectiveDone in the computation {name!r} without "
+            f"analyze found an {ASYNC_DONE} in the computation {name!r} without "
             "the collective that is done. Pass compiled.as_text() unchanged."
         )
 

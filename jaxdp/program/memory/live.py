@@ -15,11 +15,12 @@ the size of the temporaries that XLA reports, and not equal to it.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxdp.program.hlo import Instruction, Module
+from jaxdp.program.hlo import Instruction, Module, root_of
+from jaxdp.program.hlo.opcodes import SECOND_HALVES, WITHOUT_OPERANDS
 from jaxdp.program.hlo.shapes import arrays
 from jaxdp.program.walk import computations_of
 
@@ -29,7 +30,7 @@ _NOT_SHARED = (
     *("dot", "convolution", "custom-call", "copy", "transpose", "reduce"),
     *("all-reduce", "reduce-scatter", "all-gather", "collective-permute"),
 )
-_OUTSIDE = ("parameter", "constant", "iota", "partition-id", "replica-id", "after-all")
+_OUTSIDE = (*WITHOUT_OPERANDS, "after-all")
 # Computations of these are inside a kernel: nothing in them takes memory.
 _RUNS = ("while", "conditional", "call")
 
@@ -95,7 +96,7 @@ class _Reader:
         called = computations_of(instruction)
         if instruction.opcode == "fusion" and len(made) > 1 and called:
             inner = self.module.computations[called[0]]
-            root = _root(inner)
+            root = root_of(inner)
             if root.opcode == "tuple" and len(root.operands) == len(made):
                 whole = self.origin(instruction)
                 each = (self.origin(inner[name]) for name in root.operands)
@@ -109,6 +110,7 @@ class _Computation:
     def __init__(self, reader: _Reader, name: str):
         self.reader = reader
         self.instructions = [*reader.module.computations[name].values()]
+        self.root = root_of(reader.module.computations[name])
         self.values: dict[str, Any] = {}  # a Value, or a list of them
         self.all: list[Value] = []
         self.inside: dict[int, list[Value]] = {}
@@ -123,14 +125,14 @@ class _Computation:
         for position, one in enumerate(self.instructions):
             self._read(position, one)
             self.values[one.name] = self._made(position, one)
-        for value in _flat(self.values[self.instructions[-1].name]):
+        for value in _flat(self.values[self.root.name]):
             value.nbytes = 0  # whoever asked for it has it
         self._share()
         return self._largest()
 
     def _read(self, position: int, one: Instruction) -> None:
         """Notes that an instruction reads its operands."""
-        if one.opcode in ("parameter", "constant"):
+        if one.opcode in WITHOUT_OPERANDS:
             return
         user = self.reader.origin(one)
         for name in one.operands:
@@ -148,7 +150,7 @@ class _Computation:
             whole = operands[0]
             index = int(one.attributes["index"])
             return whole[index] if isinstance(whole, list) else whole
-        if one.opcode in _SAME or one.opcode.endswith(("-done", "-update")):
+        if one.opcode in _SAME or one.opcode.endswith(SECOND_HALVES):
             return operands[0]
         if one.opcode == "copy" and self._stays(one):
             return operands[0]
@@ -164,7 +166,7 @@ class _Computation:
         XLA copies a donated argument that a later result replaces. If nobody else reads
         the argument, and a fusion makes that result of the copy, all three are one.
         """
-        name, root = one.operands[0], self.instructions[-1]
+        name = one.operands[0]
         source = next(other for other in self.instructions if other.name == name)
         alike = source.shape == one.shape and source.opcode == "parameter"
         return (
@@ -173,7 +175,7 @@ class _Computation:
             and any(
                 other.opcode == "fusion" and one.name in other.operands
                 for other in self.instructions
-                if other.name in root.operands
+                if other.name in self.root.operands
             )
         )
 
@@ -189,7 +191,7 @@ class _Computation:
     def _updated(self, one: Instruction) -> Any:
         """The operand that a fusion updates in place; None if it does not."""
         inner = self.reader.module.computations[computations_of(one)[0]]
-        root = _root(inner)
+        root = root_of(inner)
         while root.opcode in ("bitcast", "convert", "copy") and root.operands:
             root = inner[root.operands[0]]
         if root.opcode not in _IN_PLACE:
@@ -248,11 +250,6 @@ class _Computation:
                 best, peak = position, total
         here = [v for v in self.all if v.first <= best <= v.last and v.nbytes]
         return here + self.inside.get(best, [])
-
-
-def _root(computation: Mapping[str, Instruction]) -> Instruction:
-    """The last instruction, whose value is the computation's."""
-    return [*computation.values()][-1]
 
 
 def _flat(value: Any) -> list[Value]:

@@ -10,13 +10,11 @@ each, so that the device that reads most is counted, such as the root of a star.
 """
 
 from collections.abc import Iterator, Mapping
-from math import prod
 
-from jaxdp.program.hlo import Instruction
+from jaxdp.program.hlo import Computation, Instruction
 from jaxdp.program.hlo.opcodes import WITHOUT_OPERANDS
 from jaxdp.program.hlo.shapes import arrays
 
-Computation = Mapping[str, Instruction]
 TAKES = ("slice", "dynamic-slice", "gather")
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is the update
 _ANYWHERE = ("dynamic-slice", "gather")
@@ -32,7 +30,7 @@ def elements_needed(computation: Computation) -> Mapping[str, float]:
     needed: dict[str, float] = dict.fromkeys(computation, 0.0)
     anywhere = set()  # results of which a part is taken that may lie anywhere
     for name, instruction in reversed([*computation.items()]):
-        if "ROOT " in instruction.line:
+        if instruction.is_root:
             needed[name] = sizes[name]
         share = min(1.0, needed[name] / sizes[name]) if sizes[name] else 0.0
         if not share or instruction.opcode in WITHOUT_OPERANDS:
@@ -61,4 +59,4 @@ def _passed_on(
 
 def _elements(instruction: Instruction) -> int:
     """Elements of a result, those of a tuple together."""
-    return sum(prod(array.dims) for array in arrays(instruction.shape, ""))
+    return sum(array.elements for array in arrays(instruction.shape, ""))

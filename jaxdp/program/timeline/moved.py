@@ -13,12 +13,11 @@ what is inside a fusion stays on chip. Except that
 import functools
 import math
 import re
-from collections.abc import Mapping
 
-from jaxdp.program.hlo import Instruction, Module
+from jaxdp.program.hlo import Computation, Instruction, Module, root_of
+from jaxdp.program.hlo.opcodes import target_of
 from jaxdp.program.hlo.shapes import Array, arrays, quote
 from jaxdp.program.timeline.demand import TAKES, UPDATES, elements_needed
-from jaxdp.program.timeline.products import target_of
 
 _PIECE = re.compile(r"[a-z]\w*\[[^\]]*\](?:\{[^}]*\})?")
 _SPACE = re.compile(r"\{[^}]*S\((\d+)\)")
@@ -27,7 +26,6 @@ _DEVICE, _HOST = "0", "5"
 _PASSES = ("bitcast", "convert", "copy", "reshape", "transpose")
 # Faster than all attributes, and a fusion or call has no other.
 _CALLED = re.compile(r", (?:calls|to_apply)=%?([^\s,]+)")
-Computation = Mapping[str, Instruction]
 
 
 def moved_bytes(
@@ -49,18 +47,6 @@ def moved_bytes(
             read = min(read, -(-int(elements) * bits // 8))
         size += read
     return size + _written(module, computation, instruction)
-
-
-def root_of(computation: Computation) -> Instruction:
-    """The instruction whose result is that of its computation.
-
-    Raises:
-        KeyError: none is marked so.
-    """
-    for instruction in computation.values():
-        if "ROOT " in instruction.line:
-            return instruction
-    raise KeyError("ROOT")
 
 
 def device_bytes(shape: str, line: str) -> int:

@@ -13,27 +13,28 @@ start and done, or marked `is_sync`, blocks: compute waits for it where it start
 """
 
 import dataclasses
-import re
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-from jaxdp.program.collective import KINDS, CollectiveOp, kind_of, read
-from jaxdp.program.hlo import Instruction, Module
+from jaxdp.program.chains import ASYNC_DONE, ASYNC_START, chain_of
+from jaxdp.program.collective import CollectiveOp, kind_of, read
+from jaxdp.program.hlo import Computation, Instruction, Module
 from jaxdp.program.hlo.brackets import split
-from jaxdp.program.hlo.opcodes import FREE
+from jaxdp.program.hlo.opcodes import (
+    FREE,
+    KINDS,
+    SECOND_HALVES,
+    is_marked_sync,
+    target_of,
+)
 from jaxdp.program.hlo.shapes import arrays, quote
-from jaxdp.program.timeline.moved import Computation, called, device_bytes
-from jaxdp.program.timeline.products import FREE_CALLS, target_of
+from jaxdp.program.products import FREE_CALLS
+from jaxdp.program.timeline.moved import called, device_bytes
 from jaxdp.program.timeline.work import Work, work
 from jaxdp.program.trips import trip_count
 from jaxdp.program.walk import computations_of
 
 _COPIES = ("copy", "slice", "dynamic-slice", "dynamic-update-slice")
-# XLA for TPUs starts a collective in one fusion, goes on in those of other work, and
-# waits in a last one; the collective stands in each of them, with one chain_id.
-_ASYNC_START, _ASYNC_DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
-_CHAIN = re.compile(r'\bchain_id="(\d+)"')
-_BLOCKS = re.compile(r'\\?"is_sync\\?":\s*true')
 
 
 class Kernel(NamedTuple):
@@ -136,13 +137,13 @@ class _Reader:
 
     def _read(self, around: Computation, one: Instruction) -> Iterator[Item]:
         base = one.opcode.removesuffix("-start")
-        if one.opcode.endswith(("-done", "-update")):
+        if one.opcode.endswith(SECOND_HALVES):
             if one.opcode.endswith("-done"):
                 yield Done(one.name, _start_of(around, one))
         elif kind := kind_of(one):
             op = read(self.module, around, one, kind)
             whole = not one.opcode.endswith("-start")
-            yield Start(one.name, op, whole or bool(_BLOCKS.search(one.line)))
+            yield Start(one.name, op, whole or is_marked_sync(one))
         elif base != one.opcode and base in _COPIES:
             yield Copy(one.name, _copied(one))
         elif base in ("call", "async"):
@@ -165,21 +166,20 @@ class _Reader:
         inside = [item for name in computations_of(one) for item in self.items(name)]
         starts = [item for item in inside if isinstance(item, Start)]
         if one.opcode.endswith("-start") and len(inside) == len(starts) == 1:
-            blocks = bool(_BLOCKS.search(one.line))
-            inside = [starts[0]._replace(name=one.name, blocks=blocks)]
+            inside = [starts[0]._replace(name=one.name, blocks=is_marked_sync(one))]
         yield from inside
 
     def _fusion(self, around: Computation, fusion: Instruction) -> Iterator[Item]:
         """A kernel; or what starts or ends a chain; it waits for other collectives."""
         inside = called(self.module, fusion)
         found = [one for one in inside.values() if one.opcode in KINDS]
-        chains = [match[1] for one in found if (match := _CHAIN.search(one.line))]
+        chains = [chain for one in found if (chain := chain_of(one))]
         targets = {target_of(one) for one in inside.values()} if chains else ()
-        if _ASYNC_START in targets:
+        if ASYNC_START in targets:
             op = read(self.module, inside, found[0], found[0].opcode)
             self.chains[chains[0]] = fusion.name
             yield Start(fusion.name, op, blocks=False)
-        elif _ASYNC_DONE in targets:
+        elif ASYNC_DONE in targets:
             if chains[0] not in self.chains:
                 raise _never_started(fusion)
             yield Done(fusion.name, self.chains[chains[0]])

@@ -8,9 +8,10 @@ import collections
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from jaxdp.program.hlo import Instruction, Module
-from jaxdp.program.timeline.moved import Computation, called, moved_bytes
-from jaxdp.program.timeline.products import FREE_CALLS, Product, product, target_of
+from jaxdp.program.hlo import Computation, Instruction, Module
+from jaxdp.program.hlo.opcodes import target_of
+from jaxdp.program.products import FREE_CALLS, Product, product
+from jaxdp.program.timeline.moved import called, moved_bytes
 
 MATRIX_PRODUCT, CONVOLUTION, OTHER = "matrix product", "convolution", "other kernel"
 _INSIDE = ("fusion", "call")

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxdp.program.collective import kind_of
-from jaxdp.program.dependence import is_matmul
 from jaxdp.program.hlo import Instruction, Module
-from jaxdp.program.hlo.opcodes import FREE, SECOND_HALVES
+from jaxdp.program.hlo.opcodes import FREE, SECOND_HALVES, is_marked_sync
 from jaxdp.program.hlo.shapes import quote
+from jaxdp.program.products import is_matmul
 from jaxdp.program.walk import computations_of
 
 _NO_KERNEL = (*FREE, "domain")
@@ -89,7 +89,7 @@ def _distance(
 ) -> Distance:
     """The distance of a collective, from what runs between its halves."""
     matmuls = sum(_matmuls(module, other) for other in beside)
-    blocking = '"is_sync":true' in start.line or not (between or matmuls)
+    blocking = is_marked_sync(start) or not (between or matmuls)
     op_name, _ = module.origin(one)
     kind = kind_of(one) or one.opcode
     return Distance(start.name, kind, op_name, len(between), matmuls, blocking)

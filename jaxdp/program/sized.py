@@ -1,4 +1,4 @@
-"""What a traced program sends, as whole collectives: schedules with their sizes.
+"""The collectives of a traced program by schedule and size, for any number of devices.
 
 `logical` lists every permute; this keeps a collective of ours together, as the schedule
 that it was built from. A schedule can be built for another number of devices, so that
@@ -17,7 +17,7 @@ from jaxdp.schedule import Schedule, local_rows
 
 
 @dataclass(frozen=True)
-class Message:
+class SizedCollective:
     """One collective over all devices.
 
     Attributes:
@@ -37,7 +37,7 @@ class Message:
     count: int = 1
     partial_itemsize: int | None = None
 
-    def resized(self, devices: int) -> "Message":
+    def resized(self, devices: int) -> "SizedCollective":
         """The same for another number of devices, each of which puts in as much.
 
         Raises:
@@ -48,14 +48,14 @@ class Message:
         return replace(self, schedule=self.schedule.resized(devices))
 
     @property
-    def whole(self) -> int:
-        """Elements in all chunks of the schedule together, whole chunks."""
+    def padded_elements(self) -> int:
+        """Elements in all chunks of the schedule together, each chunk full."""
         assert self.schedule is not None
         length = -(-self.elements // local_rows(self.schedule.starts))
         return length * self.schedule.chunks
 
 
-def messages(jaxpr: Any) -> tuple[Message, ...]:
+def sized_collectives(jaxpr: Any) -> tuple[SizedCollective, ...]:
     """All collectives of a traced program, in order; of branches the largest.
 
     Args:
@@ -68,7 +68,7 @@ def messages(jaxpr: Any) -> tuple[Message, ...]:
     return tuple(_walk(jaxpr, 1))
 
 
-def _walk(jaxpr: Any, count: int) -> Iterator[Message]:
+def _walk(jaxpr: Any, count: int) -> Iterator[SizedCollective]:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if name == collective_p.name:
@@ -83,18 +83,18 @@ def _walk(jaxpr: Any, count: int) -> Iterator[Message]:
             found = tuple(m for one in inner(eqn) for m in _walk(one, times))
             if found and name == "while":
                 raise ValueError(
-                    f"messages found a {found[0].kind} in a while_loop, which may run "
-                    "any number of times. What it sends needs a number. Use "
+                    f"sized_collectives found a {found[0].kind} in a while_loop, which "
+                    "may run any number of times. What it sends needs a number. Use "
                     "jax.lax.scan or fori_loop with a fixed length."
                 )
             yield from found
 
 
-def _ours(eqn: Any, count: int) -> Message:
+def _ours(eqn: Any, count: int) -> SizedCollective:
     collective, (given, *_) = eqn.params["collective"], eqn.invars
     dtype = given.aval.dtype
     partial = accumulation_dtype(dtype).itemsize
-    return Message(
+    return SizedCollective(
         collective.schedule,
         collective.kind,
         given.aval.size,
@@ -104,20 +104,20 @@ def _ours(eqn: Any, count: int) -> Message:
     )
 
 
-def _native(eqn: Any, kind: str, count: int) -> Iterator[Message]:
+def _native(eqn: Any, kind: str, count: int) -> Iterator[SizedCollective]:
     if kind == "collective-permute":
         raise ValueError(
-            f"messages found {eqn.primitive.name} outside of a schedule. It reads "
-            "collectives of all devices, whose pairs for other numbers of devices are "
-            "known. Use jaxdp's collectives, or compile for each number of devices."
+            f"sized_collectives found {eqn.primitive.name} outside of a schedule. It "
+            "reads collectives of all devices, whose pairs for other numbers of devices "
+            "are known. Use jaxdp's collectives, or compile for each number of devices."
         )
     axes = eqn.params["axes"] if "axes" in eqn.params else (eqn.params["axis_name"],)
     if all(isinstance(axis, int) for axis in axes):
         return  # sums a dimension of the array: nothing moves
     for variable in eqn.invars:
         aval = variable.aval
-        yield Message(None, kind, aval.size, aval.dtype.itemsize, count)
+        yield SizedCollective(None, kind, aval.size, aval.dtype.itemsize, count)
 
 
-def _size(found: tuple[Message, ...]) -> int:
+def _size(found: tuple[SizedCollective, ...]) -> int:
     return sum(m.count * m.elements * m.itemsize for m in found)

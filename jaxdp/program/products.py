@@ -12,12 +12,12 @@ The element type is that of the operands, which decides how fast a product is.
 import functools
 import math
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp.program.hlo import Instruction
+from jaxdp.program.hlo import Computation, Instruction
+from jaxdp.program.hlo.opcodes import target_of
 from jaxdp.program.hlo.shapes import Array, arrays, quote
 
 MATMULS = ("dot", "scaled-dot", "ragged-dot", "convolution")
@@ -25,7 +25,6 @@ MATMULS = ("dot", "scaled-dot", "ragged-dot", "convolution")
 _LIBRARY = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul|conv)', re.IGNORECASE)
 # They mark something for XLA's compiler for TPUs, and run nothing.
 FREE_CALLS = ("AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast")
-_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CONTRACTED = re.compile(
     r'lhs_contracting_(?:dims=\{|dimensions"?:\s*\[)(?P<axes>[\d",\s]*)[\]}]'
 )
@@ -50,12 +49,6 @@ class Product(NamedTuple):
     is_convolution: bool
 
 
-def target_of(instruction: Instruction) -> str:
-    """What a custom call calls; "" for any other instruction."""
-    match = _TARGET.search(instruction.line)
-    return match[1] if match and instruction.opcode == "custom-call" else ""
-
-
 def is_matmul(instruction: Instruction) -> bool:
     """Whether an instruction multiplies matrices itself, or has a library do it."""
     if instruction.opcode == "custom-call":
@@ -63,9 +56,7 @@ def is_matmul(instruction: Instruction) -> bool:
     return instruction.opcode in MATMULS
 
 
-def product(
-    computation: Mapping[str, Instruction], instruction: Instruction
-) -> Product | None:
+def product(computation: Computation, instruction: Instruction) -> Product | None:
     """The FLOPs of an instruction, or None if it is no product that is understood.
 
     Raises:
@@ -98,7 +89,7 @@ def product(
 
 
 def _operands(
-    computation: Mapping[str, Instruction], instruction: Instruction
+    computation: Computation, instruction: Instruction
 ) -> tuple[Array, Array]:
     """The two that are multiplied."""
     try:

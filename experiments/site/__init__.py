@@ -1,0 +1,1 @@
+"""One static site from all results: designs side by side, claims, experiments."""

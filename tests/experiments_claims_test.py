@@ -1,0 +1,359 @@
+"""The ledger: its claims, how evidence is gathered, and how they are judged by it."""
+
+import ast
+import json
+import os
+import re
+import signal
+import sys
+from typing import Any
+
+import pytest
+
+from experiments import claims
+from experiments.harness import command, registry
+from experiments.ledger import catalogue, figures, gathering, judging, running, sources
+from tests import experiments_contract as contract
+from tests import results
+
+IDS = [*(f"CA{i}" for i in range(1, 17)), *(f"CB{i}" for i in range(1, 10))]
+CHILD = """
+import signal, sys, time
+print("\\n".join(f"line {i}" for i in range(20)), flush=True)
+name, *options = sys.argv[1:]
+if name == "stuck":
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("cleared up", flush=True)
+elif name == "deaf":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("deaf", flush=True)
+    time.sleep(60)
+sys.exit(3 if name == "broken" else 0)
+"""
+
+
+@pytest.fixture
+def child(monkeypatch):
+    """Runs a small program instead of experiments."""
+    monkeypatch.setattr(running, "COMMAND", (sys.executable, "-c", CHILD))
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Takes jobs instead of running them; each leaves what it is told to."""
+    taken, leave, failing = [], {}, {}
+
+    def run_all(jobs, at_once):
+        taken.extend(jobs)
+        for job in jobs:
+            output = job.options[job.options.index("--output") + 1]
+            told = leave.get(job.name, [])
+            if told is not None:
+                folder, tiny = results.pathlib.Path(output), "--tiny" in job.options
+                results.write(folder, job.name, *told, tiny=tiny)
+        return {job.name: running.Ended(1.5, failing.get(job.name, "")) for job in jobs}
+
+    monkeypatch.setattr(running, "run_all", run_all)
+    return taken, leave, failing
+
+
+def wish(folder, *ids, **changes):
+    """What is asked for."""
+    usual = {"platform": "cpu", "tiny": False, "fresh": False, "all_claims": False}
+    entries = catalogue.chosen(ids)
+    return gathering.Wish(**{"entries": entries, "results": folder} | usual | changes)
+
+
+def evidence(folder, name, *found, how: Any = "read", note=""):
+    """Evidence in memory, of claims."""
+    document = {"claims": [*found], "config": {}, "environment": {}} if found else None
+    return gathering.Evidence(name, document, folder / name, how, note)
+
+
+def test_the_catalogue_has_all_claims_in_order():
+    assert list(catalogue.CLAIMS) == IDS
+    assert list(catalogue.CLAIMS) == [entry.id for entry in catalogue.chosen([])]
+    for entry in catalogue.CLAIMS.values():
+        assert entry.text.endswith(".") and len(entry.title) <= 46
+        assert bool(entry.weighs) == (len(entry.evidence) > 1)
+
+
+def test_experiments_and_catalogue_name_each_other():
+    """By source: which experiment can emit which claim, in its module or its parts."""
+    emitted = {name: _emitted(registry.FOLDER / f"{name}.py") for name in _names()}
+    told = {name: set() for name in _names()}
+    for entry in catalogue.CLAIMS.values():
+        for name in entry.evidence:
+            told[name].add(entry.id)
+    assert told == emitted
+    assert {name for name, ids in told.items() if ids} == set(sources.SOURCES)
+
+
+def _names():
+    return [name for name in registry.names() if name != "claims"]
+
+
+def _emitted(path):
+    """Ids of claims in a module and in the parts that it imports by name."""
+    tree, found = ast.parse(path.read_text()), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Claim":
+            (given,) = [key.value for key in node.keywords if key.arg == "id"]
+            found.add(ast.literal_eval(given))
+        if isinstance(node, ast.ImportFrom) and node.module == "experiments.parts":
+            parts = [name.name for name in node.names]
+            for part in parts:
+                found |= _emitted(registry.FOLDER / "parts" / f"{part}.py")
+    return found & set(IDS)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [("cb1", "Did you mean CB1"), ("CB10", "Did you mean CB1"), ("x", "Use --only")],
+)
+def test_unknown_claims_end_the_command(capsys, given, words):
+    assert command.run(claims, ["--only", "CA3", given]) == 2
+    message = capsys.readouterr().err
+    assert f"--only got {given}" in message and words in message
+    assert ", ".join(IDS) in message
+
+
+def test_devices_belong_to_experiments(capsys):
+    assert command.run(claims, ["--devices", "4"]) == 2
+    assert 'EXP=ring ARGS="--devices 4"' in capsys.readouterr().err
+
+
+def test_current_results_are_read_and_others_made(tmp_path, ran):
+    taken, leave, _ = ran
+    results.write(tmp_path, "ring", results.claim("CB3"))
+    results.write(tmp_path, "errors", results.claim("CA2"), tiny=True)
+    results.write(tmp_path, "compare", commit="0" * 40)  # older
+    results.write(tmp_path, "dp", question=3)  # damaged
+    leave |= {"zero": [results.claim("CB8", "partly")]}  # was missing
+    found = gathering.gather(wish(tmp_path, "CB3", "CA2", "CB7", "CA1", "CB8"))
+    assert list(found) == ["dp", "errors", "ring", "compare", "zero"]
+    assert {name: each.how for name, each in found.items()} == {
+        "dp": "ran",
+        "errors": "ran",
+        "ring": "read",
+        "compare": "ran",
+        "zero": "ran",
+    }
+    made = {job.name: job for job in taken}
+    assert [*made] == ["zero", "compare", "dp", "errors"]  # the longest first
+    where = ["--platform", "cpu", "--output", str(tmp_path)]
+    assert made["zero"].options == ["--most", "8", "--models", "resnet", *where]
+    assert made["zero"].log == tmp_path / "logs" / "zero.txt"
+    said = found["zero"].claim("CB8")
+    assert said and said["verdict"] == "partly" and not found["zero"].claim("CB7")
+
+
+def test_tiny_runs_leave_full_results_alone(tmp_path, ran):
+    taken, leave, _ = ran
+    results.write(tmp_path, "ring", results.claim("CB3"))  # full, and as good
+    results.write(tmp_path, "compare", commit="0" * 40)  # older
+    results.write(tmp_path / "tiny", "errors", results.claim("CA2"), tiny=True)
+    leave["compare"] = [results.claim("CB7")]
+    found = gathering.gather(wish(tmp_path, "CB3", "CA2", "CB7", tiny=True))
+    (job,) = taken
+    assert job.options[0] == "--tiny" and job.options[-1] == str(tmp_path / "tiny")
+    assert {name: (each.how, each.folder) for name, each in found.items()} == {
+        "errors": ("read", tmp_path / "tiny" / "errors"),
+        "ring": ("read", tmp_path / "ring"),
+        "compare": ("ran", tmp_path / "tiny" / "compare"),
+    }
+    old = json.loads((tmp_path / "compare" / "result.json").read_text())
+    assert old["environment"]["commit"] == "0" * 40
+
+
+def test_fresh_makes_current_results_again(tmp_path, ran):
+    results.write(tmp_path, "ring", results.claim("CB3"))
+    found = gathering.gather(wish(tmp_path, "CB3", fresh=True))
+    assert found["ring"].how == "ran" and found["ring"].seconds == 1.5
+
+
+def test_witnesses_are_read_even_if_they_are_older(tmp_path, ran):
+    taken, leave, _ = ran
+    leave["scaling"] = [results.claim("CA5")]
+    results.write(tmp_path, "gpu", results.claim("CA5"), commit="0" * 40)
+    found = gathering.gather(wish(tmp_path, "CA5"))
+    assert [job.name for job in taken] == ["scaling"]
+    assert found["gpu"].how == "read" and "of commit 0000000" in found["gpu"].note
+    assert found["ddp"].how == "not there"
+    assert "make experiment EXP=ddp" in found["ddp"].note
+    gathering.gather(wish(tmp_path, "CA5", all_claims=True))
+    assert "ddp" in [job.name for job in taken]  # it is quick
+
+
+def test_what_cannot_run_here_gives_way(tmp_path, ran, monkeypatch):
+    taken, leave, _ = ran
+    gone = sources.Source(minutes=1, absent=lambda: "There is no tc: install it.")
+    monkeypatch.setitem(sources.SOURCES, "bandwidth", gone)
+    leave["traffic"] = [results.claim("CB2", "holds", measured=7.5)]
+    found = gathering.gather(wish(tmp_path, "CB2"))
+    assert [job.name for job in taken] == ["traffic"]
+    judged = judging.judge(catalogue.CLAIMS["CB2"], found)
+    (row,) = judging.ledger([judged], tmp_path / "claims")
+    assert (row["evidence"], row["measured"]) == ("traffic", 7.5)
+    assert "not by bandwidth, as it should be. There is no tc: install" in row["why"]
+    monkeypatch.setattr(registry, "names", lambda: ["ring"])
+    (row,) = judging.ledger(
+        [
+            judging.judge(
+                catalogue.CLAIMS["CB9"], gathering.gather(wish(tmp_path, "CB9"))
+            )
+        ],
+        tmp_path / "claims",
+    )
+    assert row["verdict"] == judging.NONE
+    assert row["why"] == "The experiment pipeline is not built yet."
+
+
+def test_failures_are_named_and_all_else_is_written(tmp_path, ran, capsys):
+    _, leave, failing = ran
+    leave |= {"ring": [results.claim("CB3")], "zero": None, "compare": None}
+    failing["zero"] = "ended with status 3 after 1 s; the last lines:\n  oh dear"
+    options = ["--only", "CB3", "CB7", "CB8", "--output", str(tmp_path)]
+    assert command.run(claims, options) == 1
+    message = capsys.readouterr().err
+    assert "CB8: the experiment zero ended with status 3" in message
+    assert "  oh dear" in message
+    assert "CB7: the experiment compare" in message  # it wrote nothing
+    document = json.loads((tmp_path / "claims" / "result.json").read_text())
+    assert [claim["id"] for claim in document["claims"]] == ["CB3"]
+    rows = {row["id"]: row for row in document["tables"]["ledger"]}
+    assert [row["verdict"] for row in rows.values()] == [
+        "holds",
+        "no verdict",
+        "no verdict",
+    ]
+    assert rows["CB8"]["why"] == "zero failed."
+    counts = {row["claims of"]: row for row in document["tables"]["summary"]}
+    assert (counts["together"]["holds"], counts["together"]["no verdict"]) == (1, 2)
+
+
+def test_the_first_evidence_counts_and_says_why(tmp_path):
+    entry = catalogue.CLAIMS["CA5"]
+    gathered = {
+        "scaling": evidence(tmp_path, "scaling", results.claim("CA5", "refuted")),
+        "gpu": evidence(tmp_path, "gpu", results.claim("CA5", "partly", measured=9.0)),
+        "ddp": evidence(tmp_path, "ddp", results.claim("CA5", "refuted")),
+    }
+    judged = judging.judge(entry, gathered)
+    (row,) = judging.ledger([judged], tmp_path / "claims")
+    assert (row["verdict"], row["measured"], row["evidence"]) == (
+        "refuted",
+        2.0,
+        "scaling",
+    )
+    assert row["others"] == "gpu: partly; ddp: refuted"
+    assert row["why"] == (
+        "CA5 was seen. Elsewhere the verdict differs (gpu: partly); scaling counts: "
+        + entry.weighs
+    )
+    gathered["gpu"] = evidence(tmp_path, "gpu", results.claim("CA5", "refuted"))
+    (row,) = judging.ledger([judging.judge(entry, gathered)], tmp_path / "claims")
+    assert row["why"] == "CA5 was seen."
+
+
+def test_a_failure_leaves_the_word_to_others(tmp_path):
+    gathered = {
+        "traffic": evidence(tmp_path, "traffic", how="failed", note="ended badly"),
+        "ps": evidence(tmp_path, "ps", results.claim("CB6", "partly")),
+    }
+    judged = judging.judge(catalogue.CLAIMS["CB6"], gathered)
+    (found,) = judging.claims([judged])
+    assert (found.verdict, found.claim) == ("partly", catalogue.CLAIMS["CB6"].text)
+    assert found.why.endswith(
+        "This is not by traffic, as it should be. traffic failed."
+    )
+    assert judging.failures([judged]) == ["CB6: the experiment traffic ended badly"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "numbers"),
+    [
+        (97.5, (97.5, 97.5)),
+        ("15 to 30 %", (15, 30)),
+        ("1.5 to 57.3 %, predicted", (1.5, 57.3)),
+        ("18 and 29 % of memory; time: none", (18, 29)),
+        ("50 % of memory, 20 % of time", (50, 50)),
+        ("about 40", (40, 40)),
+        ("3, or 1", (1, 3)),
+        ("1,024 of 2", (1024, 1024)),
+        ("-2.5e-3", (-0.0025, -0.0025)),
+        ("slices on devices 3, 1", None),
+        ("", None),
+    ],
+    ids=str,
+)
+def test_numbers_of_cells(cell, numbers):
+    assert figures.interval(cell) == numbers
+
+
+def test_how_far_a_number_is_from_a_claim():
+    far = {measured: figures.apart((20, 40), measured) for measured in (0, 10, 30, 80)}
+    assert far == {0: -1, 10: -0.5, 30: 0, 80: 0.5}
+    assert [figures.apart((0, 0), measured) for measured in (0, 66)] == [0, 1]
+
+
+def test_jobs_run_in_processes_and_say_how_they_ended(tmp_path, child):
+    jobs = [
+        running.Job(name, [], tmp_path / "logs" / f"{name}.txt")
+        for name in ("fine", "broken", "stuck")
+    ]
+    ended = running.run_all(jobs, at_once=3, limit_s=1.0)
+    assert ended["fine"].failure == ""
+    assert re.match(
+        r"ended with status 3 after \d+ s; the last", ended["broken"].failure
+    )
+    lines = ended["broken"].failure.split("\n")[1:]
+    assert lines == [f"  line {i}" for i in range(12, 20)]
+    assert ended["stuck"].failure.startswith("did not end within 1 s")
+    assert "cleared up" in jobs[2].log.read_text()
+
+
+def test_no_job_outlives_an_interrupt(tmp_path, child, monkeypatch):
+    job = running.Job("deaf", [], tmp_path / "deaf.txt")
+    started = []
+
+    def interrupt(running_job, limit_s):
+        if "deaf" not in job.log.read_text():
+            return False
+        started.append(running_job._process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running._Running, "over", interrupt)
+    monkeypatch.setattr(running, "PATIENCE_S", 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        running.run_all([job], at_once=1)
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """Two claims, by an experiment that really runs."""
+    folder = tmp_path_factory.mktemp("results")
+    return contract.run("claims", folder, "--only", "CB3", "CB1")
+
+
+def test_what_is_written(real):
+    contract.check(real, {"CB1": "holds", "CB3": "holds"})
+
+
+def test_links_lead_to_the_evidence(real):
+    rows = real.document["tables"]["ledger"]
+    assert [row["link"] for row in rows] == [
+        "../tiny/ring/report.html#CB1",
+        "../tiny/ring/report.html#CB3",
+    ]
+    for row in rows:
+        page = os.path.normpath(real.folder / row["link"].partition("#")[0])
+        assert os.path.exists(page)
+        assert (row["expected"], row["measured"]) in [(1.75, 1.75), (1, 1)]
+    assert (real.folder.parent / "logs" / "ring.txt").read_text()
+    (ring, *others) = real.document["tables"]["evidence"]
+    assert (ring["experiment"], ring["how"], ring["tiny"]) == ("ring", "ran", True)
+    assert {row["how"] for row in others} == {"not there"}
