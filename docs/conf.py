@@ -58,6 +58,7 @@ napoleon_use_rtype = False
 python_display_short_literal_types = True
 add_module_names = False
 
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system is
 html_theme = "sphinx_book_theme"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

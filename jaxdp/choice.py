@@ -144,6 +144,9 @@ def choose_algorithm(
         partial_itemsize: Bytes an element of a partial sum takes, where that is another
             number; as for `jaxdp.cost.cost`.
 
+    Returns:
+        The choice, with what every algorithm would cost. It prints as a table.
+
     Raises:
         ValueError: A negative size, no devices, an unknown collective or target.
 
@@ -176,6 +179,9 @@ def crossovers(
         collective: Which.
         least_bytes: The smallest size to look at, at least 1.
         most_bytes: The largest.
+
+    Returns:
+        One for every change of the choice, by size.
 
     Raises:
         ValueError: As `choose_algorithm`; or no sizes to look at.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from jaxdp import guard, model_states
+from jaxdp import marks, model_states
 from jaxdp.backward import readiness, zeros
 from jaxdp.data import PaddedBatch
 from jaxdp.executor import accumulation_dtype
@@ -122,7 +122,7 @@ class LocalLoss:
         new = model_states.marked(self.policy, new)
         gradients = result.gradients
         if not through.reduces:
-            gradients = guard.mark(unscaled(gradients, given.scale))
+            gradients = marks.gradients(unscaled(gradients, given.scale))
         contribution = Contribution(
             gradients,
             result.loss,
@@ -266,7 +266,7 @@ class _Traced:
         kept = [number for number, keep in zip(names, self.keep, strict=True) if keep]
 
         def finished(number, gradient):
-            return guard.mark_gradient(unscaled(gradient, scale), names[number])
+            return marks.gradient(unscaled(gradient, scale), names[number])
 
         ready = jax.tree.leaves(self.ready.gradients)
         return Leaving(names, kept, ready, finished)

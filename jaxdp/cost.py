@@ -47,6 +47,9 @@ def cost(
         partial_itemsize: Bytes an element of a partial sum takes, where that is another
             number: sums of 16-bit floats travel as float32 until they are complete.
 
+    Returns:
+        Rounds, and bytes by device and by link.
+
     Raises:
         ValueError: A negative number of elements, or elements of no bytes.
 
@@ -105,6 +108,9 @@ def time_s(
         hardware: What runs it, or the name of a target, such as `"h100"`.
         partial_itemsize: As in `cost`.
 
+    Returns:
+        Seconds.
+
     Raises:
         ValueError: As `cost`; or an unknown target.
 
@@ -135,6 +141,9 @@ def native_s(
         itemsize: Bytes an element takes on the wire.
         devices: How many take part.
         hardware: What runs it, or the name of a target.
+
+    Returns:
+        Seconds.
 
     References:
         NVIDIA, nccl-tests, "Performance": the bytes of each kind.

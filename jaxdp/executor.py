@@ -31,7 +31,7 @@ import numpy as np
 from jax import lax
 
 from jaxdp import rolled
-from jaxdp.plan import Kind, Phase, Read, planned
+from jaxdp.plan import Kind, Loop, Read, planned
 from jaxdp.rows import Source, picked
 from jaxdp.schedule import Schedule
 
@@ -103,12 +103,12 @@ def execute_after(
     plan = planned(schedule, widens, not unroll)
     sums = any(len(devices) > 1 for devices in schedule.starts)
     run = Execution(chunks, axis_name, finish, sums, after)
-    for number, phase in enumerate(plan.phases):
+    for number, loop in enumerate(plan.loops):
         run.landed = []
-        if phase.trips > 1:
-            rolled.run_loop(run, phase, plan.reads_after(number))
+        if loop.trips > 1:
+            rolled.run_loop(run, loop, plan.reads_after(number))
         else:
-            run.advance(phase)
+            run.advance(loop)
         run.after = None  # later rounds wait for this one
     return run.output(plan.output), run.landed
 
@@ -151,9 +151,9 @@ class Execution:
         complete = jax.ShapeDtypeStruct((1, 1), dtype)
         self._complete = jnp.dtype(jax.eval_shape(finish, complete).dtype)
 
-    def advance(self, phase: Phase) -> None:
-        """Runs one round: everything is sent before anything is applied."""
-        (moves,) = phase.rounds
+    def advance(self, loop: Loop) -> None:
+        """Runs the only round: everything is sent before anything is applied."""
+        (moves,) = loop.rounds
         sent = [self.sent(m.kind, self.read(m.sent, m.kind.complete)) for m in moves]
         for move, arrived in zip(moves, sent, strict=True):
             if move.own is not None:

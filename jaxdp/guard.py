@@ -3,15 +3,15 @@
 The program of one device is interpreted over facts instead of numbers. For every value:
 does it differ between devices; which gradients does it depend on, and how many times
 has each been summed over the axis; is it equal on all devices only because something
-was summed? `mark` names the gradients as they leave the backward pass. Three faults
-follow, whatever `check_vma` says:
+was summed? Gradients are named as they leave the backward pass (`jaxdp.marks`). Three
+faults follow, whatever `check_vma` says:
 
     already summed    a gradient is the same everywhere because the backward pass summed
     summed twice      a sum of something that was summed before
     forgotten         new parameters depend on a gradient never summed, or differ
 
 A design that collects the gradients of all replicas and makes one of them in another
-way than by a sum (a median, say) states so with `mark_aggregated`: it counts as a sum.
+way than by a sum (a median, say) states so by `marks.aggregated`: it counts as a sum.
 
 Limit: if the loss itself sums over the axis (synchronized BatchNorm, a global loss),
 its transpose sums in the backward pass by right, and the first fault is not looked for.
@@ -22,28 +22,11 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import jax
-from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Literal
 
-from jaxdp import jaxprs
+from jaxdp import jaxprs, marks
 from jaxdp.primitive import REPLICATED, SUMMING
-from jaxdp.waiting import MARK_CONSTANT
 
-PyTree = Any
-MARK = "jaxdp gradient of "
-MARK_ALIKE = {  # what is not averaged, and what to do if it differs
-    "jaxdp unaveraged ": "Integers, bools and keys are not averaged, so they must not "
-    "depend on the batch, the rank or the replica's rng. Make it a float to have it "
-    "averaged, return it as it came, or choose model_state='broadcast' or "
-    "'per_replica'.",
-    "jaxdp unsynchronized ": "data_parallel got no policy for model states that "
-    "differ. Choose model_state='mean' (floats are averaged), 'broadcast' (replica 0's "
-    "goes to all) or 'per_replica' (each keeps its own, replica 0's survives); or "
-    "synchronize it in loss_fn, with axis_name= of BatchNorm.",
-}
-MARK_AGGREGATED = "jaxdp aggregated over "
-MARK_VALUE = "jaxdp value of one replica"
 SUMS = frozenset({"psum", "psum2", "psum_invariant", "reduce_scatter"})
 LOCAL = frozenset({"axis_index", "pcast", "pvary", "shard_map"})
 ALIKE = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather"})
@@ -70,44 +53,6 @@ class Fact:
     varies: bool = False
     summed_by: str | None = None
     gradients: frozenset[tuple[str, int]] = frozenset()
-
-
-def mark(gradients: PyTree) -> PyTree:
-    """Names the gradients for the guard; costs nothing in the compiled program."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: mark_gradient(leaf, jax.tree_util.keystr(path)), gradients
-    )
-
-
-def mark_gradient(leaf: jax.Array, name: str) -> jax.Array:
-    """Names one gradient, that of `params` with this behind it."""
-    return checkpoint_name(leaf, f"{MARK}params{name}")
-
-
-def mark_alike(leaf: Any, name: str, averaged: bool) -> Any:
-    """Names a leaf that must be the same everywhere, since no design averages it.
-
-    Args:
-        leaf: Of the new model state.
-        name: How errors call it.
-        averaged: Whether it would be averaged if it were a float.
-    """
-    unaveraged, unsynchronized = MARK_ALIKE
-    return checkpoint_name(leaf, (unaveraged if averaged else unsynchronized) + name)
-
-
-def mark_aggregated(tree: PyTree, axis_name: str) -> PyTree:
-    """Names what was made of the gradients of all replicas: no sum needs to follow."""
-    name = MARK_AGGREGATED + axis_name
-    return jax.tree.map(lambda leaf: checkpoint_name(leaf, name), tree)
-
-
-def mark_values(tree: PyTree) -> PyTree:
-    """Names what one replica made of its gradient, and which is none any more.
-
-    Parameters that it has updated alone, say: to sum those is no sum of gradients.
-    """
-    return jax.tree.map(lambda leaf: checkpoint_name(leaf, MARK_VALUE), tree)
 
 
 def check_summed_once(
@@ -174,22 +119,12 @@ class _Reader:
     def _apply(self, eqn: Any, facts: list[Fact]) -> list[Fact]:
         """Facts of one equation's results."""
         name, params = eqn.primitive.name, eqn.params
-        if name == "name" and params["name"].startswith(MARK):
-            return [self._marked(params["name"].removeprefix(MARK), facts[0])]
-        if name == "name" and params["name"] == MARK_AGGREGATED + self.axis_name:
-            return [self._summed("an aggregation", facts[0])]
-        if name == "name" and params["name"] == MARK_VALUE:
-            return [Fact(varies=facts[0].varies)]
-        if name == "name" and params["name"] == MARK_CONSTANT:
-            return [Fact()]
-        for mark_, remedy in MARK_ALIKE.items() if name == "name" else ():
-            if params["name"].startswith(mark_):
-                named = params["name"].removeprefix(mark_)
-                return [self._alike(named, facts[0], remedy)]
+        if name == "name":
+            return [self._named(params["name"], facts[0])]
         if name == "jaxdp_collective":
             found = self._collective(params["collective"], join(facts))
             return found + [Fact()] * (len(eqn.outvars) - 1)  # that it is done
-        if self.axis_name in _axes(params):
+        if self.axis_name in jaxprs.mesh_axes(eqn):
             return [self._native(name, params, join(facts))] * len(eqn.outvars)
         if name == "cond":
             return self._cond(params["branches"], facts)
@@ -200,15 +135,28 @@ class _Reader:
         if (program := jaxprs.called(eqn)) is not None:
             return self.read(program, facts)
         together = join(facts)
-        for jaxpr in jaxprs.inner(
-            eqn
-        ):  # an unknown call: anything may depend on anything
-            together = join(
-                [together, *self.read(jaxpr, [together] * len(jaxpr.invars))]
-            )
+        # An unknown call: anything may depend on anything.
+        for jaxpr in jaxprs.inner(eqn):
+            results = self.read(jaxpr, [together] * len(jaxpr.invars))
+            together = join([together, *results])
         return [together] * len(eqn.outvars)
 
-    def _marked(self, name: str, fact: Fact) -> Fact:
+    def _named(self, name: str, fact: Fact) -> Fact:
+        """A value with one of the names of `jaxdp.marks`, or with any other."""
+        if name.startswith(marks.GRADIENT):
+            return self._gradient(name.removeprefix(marks.GRADIENT), fact)
+        if name == marks.AGGREGATED + self.axis_name:
+            return self._summed("an aggregation", fact)
+        if name == marks.VALUE:
+            return Fact(varies=fact.varies)
+        if name == marks.CONSTANT:
+            return Fact()
+        for mark, remedy in marks.ALIKE.items():
+            if name.startswith(mark):
+                return self._alike(name.removeprefix(mark), fact, remedy)
+        return fact
+
+    def _gradient(self, name: str, fact: Fact) -> Fact:
         """A gradient as it leaves the backward pass."""
         if fact.summed_by and not fact.varies and not self.loss_sums():
             raise ValueError(
@@ -321,13 +269,11 @@ def _has(program: Any, axis_name: str, counts: Callable[[str], bool]) -> bool:
 
     Those of jaxdp always do; of JAX's primitives over the axis, `counts` says which.
     """
-    for eqn in jaxprs.opened(program).eqns:
+    for eqn in jaxprs.equations(program):
         collective = eqn.params.get("collective")
         if collective is not None and axis_name in collective.axes:
             return True
-        if axis_name in _axes(eqn.params) and counts(eqn.primitive.name):
-            return True
-        if any(_has(j, axis_name, counts) for j in jaxprs.inner(eqn)):
+        if axis_name in jaxprs.mesh_axes(eqn) and counts(eqn.primitive.name):
             return True
     return False
 
@@ -340,9 +286,3 @@ def _names(spec: Any) -> set:
         for name in (part if isinstance(part, tuple) else (part,))
         if name is not None
     }
-
-
-def _axes(params: dict) -> tuple:
-    """The mesh axes that a collective of `jax.lax` runs over."""
-    axes = params.get("axes", params.get("axis_name", ()))
-    return axes if isinstance(axes, tuple) else (axes,)

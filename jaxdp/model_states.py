@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp import guard
+from jaxdp import marks
 from jaxdp.buckets import is_key, is_summable
 
 PyTree = Any
@@ -49,7 +49,7 @@ def marked(policy: str | None, model_state: PyTree) -> PyTree:
         if averages and is_summable(leaf):
             return leaf
         name = f"model_state{jax.tree_util.keystr(path)}"
-        return guard.mark_alike(leaf, name, averages)
+        return marks.alike(leaf, name, averages)
 
     return jax.tree_util.tree_map_with_path(mark, model_state)
 

@@ -81,8 +81,8 @@ class Move:
     own: Read | None
 
 
-class Phase(NamedTuple):
-    """Rounds that run `trips` times, one after the other."""
+class Loop(NamedTuple):
+    """Rounds that run `trips` times, one after the other; of one trip, one round."""
 
     trips: int
     rounds: tuple[tuple[Move, ...], ...]
@@ -94,15 +94,15 @@ class Phase(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A schedule as phases, and what is read at the end."""
+    """A schedule as loops, and what is read at the end."""
 
-    phases: tuple[Phase, ...]
+    loops: tuple[Loop, ...]
     output: Read
 
     def reads_after(self, number: int) -> list[Read]:
-        """All reads after phase `number`."""
-        later = self.phases[number + 1 :]
-        moves = [move for phase in later for move in phase.moves]
+        """All reads after loop `number`."""
+        later = self.loops[number + 1 :]
+        moves = [move for loop in later for move in loop.moves]
         reads = [read for move in moves for read in (move.sent, move.own)]
         return [read for read in (*reads, self.output) if read is not None]
 
@@ -118,13 +118,13 @@ def planned(schedule: Schedule, widens: bool, rolled: bool) -> Plan:
     """
     rounds = [_round(each, widens) for each in bundles(schedule)]
     located = _Locations(schedule)
-    phases, start = [], 0
+    loops, start = [], 0
     while start < len(rounds):
         body, trips = _loop(rounds, start) if rolled else (1, 1)
         end = start + body * trips
-        phases.append(located.phase(rounds[start:end], body, trips))
+        loops.append(located.loop(rounds[start:end], body, trips))
         start = end
-    return Plan(tuple(phases), located.output(schedule.ends))
+    return Plan(tuple(loops), located.output(schedule.ends))
 
 
 class _Round(NamedTuple):
@@ -172,13 +172,13 @@ class _Locations:
         self.row = np.tile(rows, (schedule.devices, 1))
         self.values = 1  # so many there are
 
-    def phase(self, rounds: list[_Round], body: int, trips: int) -> Phase:
+    def loop(self, rounds: list[_Round], body: int, trips: int) -> Loop:
         """Runs the rounds of a loop; of one alone, if it has one trip."""
         moves = [[self._move(k, trips) for k in r.kinds] for r in rounds[:body]]
         for index, round_ in enumerate(rounds):
             trip, place = divmod(index, body)
             self._advance(trip, moves[place], round_.chunks)
-        return Phase(trips, tuple(map(tuple, moves)))
+        return Loop(trips, tuple(map(tuple, moves)))
 
     def output(self, ends: Placement) -> Read:
         """Reads the chunks of `ends` where they must end."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxdp.plan import Move, Phase, Read
+from jaxdp.plan import Loop, Move, Read
 from jaxdp.rows import Source, picked
 from jaxdp.sites import BEFORE, CARRIED, EARLIER, NOW, OUTSIDE, Key, Site, found_in
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from jaxdp.executor import Execution
 
 
-def run_loop(execution: "Execution", phase: Phase, later: list[Read]) -> None:
+def run_loop(execution: "Execution", loop: Loop, later: list[Read]) -> None:
     """Runs a loop and registers those of its values that are read after it.
 
     Args:
         execution: The values so far.
-        phase: The rounds.
+        loop: The rounds.
         later: All reads after the loop.
     """
-    _Loop(execution, phase, later).run()
+    _Run(execution, loop, later).run()
 
 
-class _Loop:
-    """The rounds of a loop.
+class _Run:
+    """One run of a loop.
 
     Attributes:
         moves: By number of the value that they make.
@@ -42,15 +42,15 @@ class _Loop:
         stacked: Values of which more is.
     """
 
-    def __init__(self, execution: "Execution", phase: Phase, later: list[Read]):
-        self.execution, self.phase = execution, phase
-        self.moves = {move.value: move for move in phase.moves}
+    def __init__(self, execution: "Execution", loop: Loop, later: list[Read]):
+        self.execution, self.loop = execution, loop
+        self.moves = {move.value: move for move in loop.moves}
         self.sent = {
-            n: found_in(phase, move.sent, 2 * n, move.kind.complete)
+            n: found_in(loop, move.sent, 2 * n, move.kind.complete)
             for n, move in self.moves.items()
         }
         self.own = {
-            n: found_in(phase, move.own, 2 * n + 1)
+            n: found_in(loop, move.own, 2 * n + 1)
             for n, move in self.moves.items()
             if move.own is not None
         }
@@ -72,7 +72,7 @@ class _Loop:
             new = {key: self._carried(key, carry, now, index) for key in carry}
             return new, {n: now[n] for n in stacked}
 
-        trips = jnp.arange(self.phase.trips, dtype=jnp.int32)
+        trips = jnp.arange(self.loop.trips, dtype=jnp.int32)
         carry, made = lax.scan(trip, start, trips)
         for n in self.stacked:
             array = made[n] if n in made else carry[EARLIER, n, 0]
@@ -84,7 +84,7 @@ class _Loop:
     def _trip(self, carry: dict, index: jax.Array) -> dict[int, jax.Array]:
         """What arrives in one trip, by value."""
         now: dict[int, jax.Array] = {}
-        for round_ in self.phase.rounds:
+        for round_ in self.loop.rounds:
             sent = [
                 self.execution.sent(
                     move.kind,
@@ -129,7 +129,7 @@ class _Loop:
                 if key[0] not in CARRIED or key in start:
                     continue
                 move = self.moves[key[1]]
-                trips = self.phase.trips if key[0] == EARLIER else 1
+                trips = self.loop.trips if key[0] == EARLIER else 1
                 rows, dtype = trips * move.kind.rows, self.execution.made(move.kind)
                 if site.start is None:
                     start[key] = self.execution.zeros(rows, dtype)
@@ -167,4 +167,4 @@ class _Loop:
 
     def _first_of_last(self, move: Move) -> int:
         """The first row that the last trip makes."""
-        return (self.phase.trips - 1) * move.kind.rows
+        return (self.loop.trips - 1) * move.kind.rows

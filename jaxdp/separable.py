@@ -7,14 +7,14 @@ cut in two, with gradients of very different sizes and a NaN; and traced with th
 shapes, whole and as parts, since Python may choose by shape what it computes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr
 
 from jaxdp import jaxprs
 from jaxdp.buckets import same_types
@@ -100,7 +100,7 @@ def _mixing(
         if not np.allclose(together, leaf, tolerance, 0, equal_nan=True):
             return f"an element of {jax.tree_util.keystr(path)} depends on others"
     shapes = [_true_shapes(true, count, leading) for count in (1, parts)]
-    programs = [list(_operations(jax.make_jaxpr(function)(tree))) for tree in shapes]
+    programs = [_operations(jax.make_jaxpr(function)(tree)) for tree in shapes]
     if programs[0] != programs[1]:
         return "what it computes depends on the shapes of the leaves"
     return None
@@ -148,9 +148,6 @@ def _described(tree: PyTree) -> str:
     )
 
 
-def _operations(program: ClosedJaxpr | Jaxpr) -> Iterator[str]:
+def _operations(program: ClosedJaxpr) -> list[str]:
     """Names of all primitives, in order."""
-    for eqn in jaxprs.opened(program).eqns:
-        yield eqn.primitive.name
-        for inner in jaxprs.inner(eqn):
-            yield from _operations(inner)
+    return [eqn.primitive.name for eqn in jaxprs.equations(program)]

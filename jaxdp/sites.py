@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp.plan import Phase, Read
+from jaxdp.plan import Loop, Read
 
 OUTSIDE, NOW, BEFORE, HANDED, EARLIER = range(5)
 CARRIED = BEFORE, HANDED, EARLIER
@@ -32,25 +32,25 @@ class Site(NamedTuple):
     start: Read | None = None
 
 
-def found_in(phase: Phase, read: Read, number: int, complete: bool = False) -> Site:
+def found_in(loop: Loop, read: Read, number: int, complete: bool = False) -> Site:
     """Finds where a read of the body finds what it reads.
 
     Args:
-        phase: The loop.
+        loop: The loop.
         read: What is read in each trip.
         number: Of this read, different from those of the others.
         complete: Whether it reads complete chunks.
     """
-    rows = {move.value: move.kind.rows for move in phase.moves}
+    rows = {move.value: move.kind.rows for move in loop.moves}
     inside = np.isin(read.value, list(rows))
     made = np.ones(read.value.shape, int)  # rows that a trip makes of what is read
     for n, count in rows.items():
         made[read.value == n] = count
-    trip = np.arange(phase.trips)[:, None, None]
+    trip = np.arange(loop.trips)[:, None, None]
     lag = np.where(inside, trip - read.row // made, -1)
     handed = _handed(rows, read, lag)
     # What is not finished yet cannot follow a finished chunk in one array.
-    finished = {move.value for move in phase.moves if move.kind.complete}
+    finished = {move.value for move in loop.moves if move.kind.complete}
     if handed is not None and (handed in finished) == complete:
         return _handed_on(read, (HANDED, handed, number))
     keys: list[Key] = []

@@ -54,7 +54,7 @@ def check_state(
         state: What the caller passed as a state.
         design: The design of the program it was passed to.
         sharding: Any sharding over that program's mesh.
-        caller: Which function of that program.
+        caller: Which function, as errors call it, such as "train.step".
 
     Raises:
         TypeError: No `TrainState`.
@@ -63,26 +63,26 @@ def check_state(
     """
     if not isinstance(state, TrainState):
         raise TypeError(
-            f"train.{caller} got a state of type {type(state).__name__}. It must be "
+            f"{caller} got a state of type {type(state).__name__}. It must be "
             "the TrainState that train.init or the last train.step returned."
         )
     if state.design != design:
         raise ValueError(
-            f"train.{caller} got a state made by {state.design}, and this program uses "
-            f"{design}. Make the state with this program's init, from the "
-            "train.params(state) of the other."
+            f"{caller} got a state made by {state.design}, and this program uses "
+            f"{design}. Take the program that made it, or make a state with this "
+            "program's init, from the train.params(state) of the other."
         )
     given = getattr(state.step, "sharding", None) or sharding
     if given != sharding and _ids(given) != _ids(sharding):
         raise ValueError(
-            f"train.{caller} got a state on devices {_ids(given)}, and this program "
+            f"{caller} got a state on devices {_ids(given)}, and this program "
             f"runs on {_ids(sharding)}, in this order. Make the state with this "
             "program's init, from the train.params(state) of the other."
         )
     # jax 0.10 crashes the process when a program is given a deleted array.
     if is_deleted(state.step):  # as is the rest: a state is donated as a whole
         raise RuntimeError(
-            f"train.{caller} got a state whose arrays have been deleted. train.step "
+            f"{caller} got a state whose arrays have been deleted. train.step "
             "donates the state that it is given, so that each state serves one step. "
             "Go on with the state that it returned, and keep copies of parameters "
             "with train.params(state)."

@@ -256,6 +256,7 @@ class Trainer:
         The loss scale is looked at when it is there, unless `wait`: a step must not
         wait for the step before it.
         """
+        caller = f"train.{caller}"
         check_state(state, self.replica.design, self.replicated, caller)
         if state.loss_scale is None:
             return
@@ -263,7 +264,7 @@ class Trainer:
         if (wait or is_ready()) and has_failed(state.loss_scale):
             params = jax.eval_shape(self.replica.design.full_params, state.params)
             names = [name for name, _ in _named(params, "params")]
-            check_not_failed(state.loss_scale, names, f"train.{caller}")
+            check_not_failed(state.loss_scale, names, caller)
 
     def _agree(self, state: TrainState, batch: PyTree) -> None:
         """Compares the program for these shapes with that of the other processes."""

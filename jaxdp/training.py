@@ -150,6 +150,26 @@ def data_parallel(
     )
 
 
+def trainer_of(train: Any, caller: str, purpose: str) -> Trainer:
+    """What is behind the functions of a training.
+
+    Args:
+        train: What `data_parallel` returned.
+        caller: Whom the error speaks for.
+        purpose: What it needs a training for, as a sentence.
+
+    Raises:
+        TypeError: `train` is no training.
+    """
+    trainer = getattr(getattr(train, "step", None), "__self__", None)
+    if isinstance(trainer, Trainer):
+        return trainer
+    raise TypeError(
+        f"{caller} got train={type(train).__name__}. {purpose} Pass what "
+        "jaxdp.data_parallel returned."
+    )
+
+
 def _check_options(
     design: Design, accumulate: Any, policy: Any, precision: Precision | None
 ) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 
-MARK_CONSTANT = "jaxdp constant"  # for `jaxdp.guard`: what it depends on is no matter
+from jaxdp import marks
 
 
 def never(values: Sequence[jax.Array]) -> jax.Array:
@@ -23,4 +22,4 @@ def never(values: Sequence[jax.Array]) -> jax.Array:
     """
     firsts = [lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(()) for x in values]
     above = [jnp.real(x).astype(jnp.float32) > jnp.inf for x in firsts]
-    return checkpoint_name(functools.reduce(jnp.logical_or, above), MARK_CONSTANT)
+    return marks.constant(functools.reduce(jnp.logical_or, above))

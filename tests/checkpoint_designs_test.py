@@ -9,7 +9,7 @@ import pytest
 
 import jaxdp
 from jaxdp.checkpoint.content import content_of
-from jaxdp.program.trained import trainer_of
+from jaxdp.training import trainer_of
 from tests.checkpoint_helpers import (
     DESIGNS,
     assert_same,
@@ -229,5 +229,5 @@ def test_states_of_two_axes_are_joined(tmp_path):
 def content(train, state):
     """What a checkpoint would keep, by name."""
     host = jax.tree.map(np.asarray, state)
-    found = content_of(host, trainer_of(train, "test")).names()
+    found = content_of(host, trainer_of(train, "test", "")).names()
     return {name: np.asarray(leaf) for name, leaf in found.items()}

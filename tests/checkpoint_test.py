@@ -369,6 +369,9 @@ def test_states_that_are_none(tmp_path):
     other, _ = training("root", 2)
     with pytest.raises(ValueError, match=r"restore.*RingAllReduce.*GatherToRoot"):
         checkpoints.restore(other, state)
+    _, elsewhere = training("ring", 4)
+    with pytest.raises(ValueError, match=r"save got a state on devices \[0, 1, 2, 3\]"):
+        checkpoints.save(train, elsewhere)
     run(train, state, [0])
     with pytest.raises(RuntimeError, match=r"save got a state whose arrays.*donates"):
         checkpoints.save(train, state)

@@ -51,8 +51,7 @@ FULL = {
     *("prediction_test", "program_exact_test"),
     *("program_memory_test", "program_timeline_test", "program_verdict_test"),
     *("readme_test", "replicated_trace_test", "targets_compile_test"),
-    *("targets_quiet_test", "targets_retarget_test", "zero_gathering_test"),
-    *("zero_layers_test",),
+    *("targets_quiet_test", "targets_retarget_test"),
 }
 
 

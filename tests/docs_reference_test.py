@@ -24,8 +24,14 @@ DOCUMENTED = [
 
 
 def found(name):
-    """What a dotted name stands for."""
-    return pkgutil.resolve_name(name)
+    """What a dotted name stands for: some functions have the name of their module."""
+    value, path = jaxdp, "jaxdp"
+    for part in name.split(".")[1:]:
+        path = f"{path}.{part}"
+        if not hasattr(value, part):
+            importlib.import_module(path)
+        value = getattr(value, part)
+    return value
 
 
 def public(module):

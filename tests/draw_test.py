@@ -11,8 +11,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyArrowPatch
 
 from jaxdp import algorithms
+from jaxdp.draw import cells as strokes
 from jaxdp.draw import chunks, draw_schedule, panels
-from jaxdp.draw.chunks import COMPLETE, NOTHING, colour
+from jaxdp.draw.cells import COMPLETE, NOTHING, colour
 from jaxdp.schedule import holdings
 
 SCHEDULES = [
@@ -164,7 +165,7 @@ def test_long_lines_break_into_equal_parts(columns, lengths):
 def test_only_rows_with_arcs_have_room_for_them(schedule):
     """A cell's distance to the next one below tells how far arcs reach there."""
     cells = _cells(figure_of(schedule))
-    plain = pytest.approx(chunks.CELL + chunks.ROW_GAP)
+    plain = pytest.approx(strokes.CELL + strokes.ROW_GAP)
     for line in chunks._Drawing(schedule).lines:
         arrows = [arrow for panel in line.panels for arrow in panel.arrows]
         for chunk in range(1, schedule.chunks):
@@ -181,12 +182,12 @@ def test_arcs_to_one_device_land_side_by_side_and_do_not_cross():
     """Device 3 of 8: arcs from 0, 1 come from the left; 5, 6 and 7 from the right."""
     (round_,) = algorithms.star_reduce(8, root=3).rounds
     arrows = tuple(panels.Arrow(s, t, c) for x in round_.transfers for s, t, c in x)
-    found = chunks._landing(arrows)
+    found = strokes.landings(arrows)
     ordered = sorted(found, key=found.__getitem__)
     assert [arrow.source for arrow in ordered] == [1, 0, 7, 6, 5]
     places = [found[arrow] for arrow in ordered]
     assert all(b - a > 0.05 for a, b in itertools.pairwise(places))
-    assert max(map(abs, places)) < chunks.CELL / 2
+    assert max(map(abs, places)) < strokes.CELL / 2
 
 
 def test_few_contributions_are_written_and_many_are_counted():

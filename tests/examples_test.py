@@ -69,12 +69,8 @@ def test_char_transformer(capsys):
     assert np.mean(found["losses"][-10:]) < entropy - 0.2
     assert found["written"].startswith("The for statement ")
     assert "step 50: loss 2." in capsys.readouterr().out
-    exact, alone = (
-        module.main(steps=12, blocks=2, precision="f32", devices=devices)["losses"]
-        for devices in (8, 1)
-    )
-    assert_same_losses(exact, alone, 12, rtol=1e-4)
-    np.testing.assert_allclose(found["losses"][:12], exact, rtol=0.05)  # 16 bits
+    alone = module.main(steps=12, blocks=2, precision="f32", devices=1)
+    assert_same_losses(found["losses"], alone["losses"], 12, rtol=2e-3)  # 16 bits
 
 
 def test_own_pmap():

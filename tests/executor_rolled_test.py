@@ -66,7 +66,7 @@ def repeating(draw) -> Schedule:
     )
     hypothesis.assume(any(ends))
     made = Schedule("random", devices, chunks, starts, ends, schedule.rounds)
-    hypothesis.assume(any(p.trips > 1 for p in plan.planned(made, False, True).phases))
+    hypothesis.assume(any(p.trips > 1 for p in plan.planned(made, False, True).loops))
     return made
 
 
@@ -84,16 +84,16 @@ def test_what_a_trip_reads_is_found():
         return plan.Read(np.full(row.shape, 5), row)
 
     kind = plan.Kind(((0, 1),), "replace", "own", 1)
-    phase = plan.Phase(3, ((plan.Move(kind, 5, read(0, 0, 0), None),),))
-    mixed = sites.found_in(phase, read(0, 0, 1), 7)
+    loop = plan.Loop(3, ((plan.Move(kind, 5, read(0, 0, 0), None),),))
+    mixed = sites.found_in(loop, read(0, 0, 1), 7)
     assert mixed.keys == ((sites.NOW, 5, 0), (sites.BEFORE, 5, 0))
     assert mixed.read.value.ravel().tolist() == [0, 1, 1]
     value = np.array([4, 5, 5]).reshape(-1, 1, 1)
-    handed = sites.found_in(phase, plan.Read(value, read(9, 0, 1).row), 7)
+    handed = sites.found_in(loop, plan.Read(value, read(9, 0, 1).row), 7)
     assert handed.keys == ((sites.HANDED, 5, 7),)
     assert handed.start is not None
     assert (handed.start.value, handed.start.row) == (4, 9)
-    further = sites.found_in(phase, plan.Read(value, read(9, 0, 0).row), 7)
+    further = sites.found_in(loop, plan.Read(value, read(9, 0, 0).row), 7)
     assert further.keys == ((sites.OUTSIDE, 4, 0), (sites.EARLIER, 5, 0))
 
 
@@ -118,8 +118,8 @@ def test_chunks_are_sent_on_some_trips_later(late):
             for i in range(rounds)
         ),
     )
-    (phase,) = plan.planned(schedule, False, True).phases
-    assert (phase.trips, len(phase.moves)) == (rounds, 2)
+    (loop,) = plan.planned(schedule, False, True).loops
+    assert (loop.trips, len(loop.moves)) == (rounds, 2)
     everywhere(verify(schedule), "checked", unroll=False)
 
 
@@ -129,7 +129,7 @@ def test_chunks_are_sent_on_some_trips_later(late):
 )
 def test_other_numbers_of_devices_execute_as_simulated(algorithm, devices):
     schedule = algorithms.build("all_reduce", algorithm, devices)
-    assert any(p.trips > 1 for p in plan.planned(schedule, False, True).phases)
+    assert any(p.trips > 1 for p in plan.planned(schedule, False, True).loops)
     everywhere(verify(schedule), "unchecked", unroll=False)
 
 

@@ -78,8 +78,8 @@ def assert_executes_as_simulated(
 @over_unroll
 def test_every_schedule_executes_as_simulated(mesh, kind, algorithm, unroll):
     schedule = algorithms.build(kind, algorithm, mesh.size, mesh.size // 2)
-    phases = plan.planned(schedule, False, not unroll).phases
-    if (unroll and phases) or any(phase.trips > 1 for phase in phases):
+    loops = plan.planned(schedule, False, not unroll).loops
+    if (unroll and loops) or any(loop.trips > 1 for loop in loops):
         assert_executes_as_simulated(verify(schedule), "unchecked", unroll)
 
 

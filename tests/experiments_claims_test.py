@@ -211,6 +211,18 @@ def test_what_cannot_run_here_gives_way(tmp_path, ran, monkeypatch):
     assert row["why"] == "The experiment pipeline is not built yet."
 
 
+def test_what_a_result_lacks_is_said(tmp_path, ran, monkeypatch, capsys):
+    monkeypatch.setattr(
+        sources, "no_compiler", lambda: "No compiler: install [compile]."
+    )
+    ran[1]["scaling"] = [results.claim("CA6")]
+    found = gathering.gather(wish(tmp_path, "CA6"))
+    assert "No compiler: install" in capsys.readouterr().out
+    judged = judging.judge(catalogue.CLAIMS["CA6"], found)
+    (claim,) = judging.claims([judged])
+    assert claim.why == "CA6 was seen. No compiler: install [compile]."
+
+
 def test_failures_are_named_and_all_else_is_written(tmp_path, ran, capsys):
     _, leave, failing = ran
     leave |= {"ring": [results.claim("CB3")], "zero": None, "compare": None}

@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 
 import jaxdp
-from jaxdp import guard
+from jaxdp import guard, marks
 from tests import contract
 from tests.contract import over_kinds, over_whole
 
@@ -407,6 +407,6 @@ def test_an_aggregate_of_all_gradients_counts_as_their_sum(monkeypatch):
     design = jaxdp.ParameterServer(aggregate=jaxdp.aggregation.median)
     new, _ = contract.one_step(design, local_mean, PARAMS, BATCH)
     assert not np.array_equal(new["w"], PARAMS["w"])
-    monkeypatch.setattr(guard, "mark_aggregated", lambda tree, axis_name: tree)
+    monkeypatch.setattr(marks, "aggregated", lambda tree, axis_name: tree)
     with pytest.raises(ValueError, match=r"of one replica only.*never sums"):
         contract.one_step(design, local_mean, PARAMS, BATCH)

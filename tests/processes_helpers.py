@@ -46,9 +46,7 @@ class Started(NamedTuple):
             time.sleep(1.0)
             logs = "\n".join(text[-3000:] for text in self._logs())
             raise RuntimeError(f"exit codes {codes}, None where time is up\n{logs}")
-        ranks = range(len(self.running))
-        texts = [self.folder / f"result-{rank}.json" for rank in ranks]
-        return [json.loads(text.read_text(), object_hook=_from_json) for text in texts]
+        return read(self.folder, len(self.running))
 
     def ends(self) -> list[tuple[int | None, str]]:
         """Waits until all have ended somehow; exit codes, and what they printed."""
@@ -125,10 +123,16 @@ def environments(processes: int, devices: int) -> list[dict[str, str]]:
     return [common | {"JAX_PROCESS_ID": str(rank)} for rank in range(processes)]
 
 
-def write(folder: str, rank: int, found: dict[str, Any]) -> None:
+def write(folder: str | pathlib.Path, rank: int, found: dict[str, Any]) -> None:
     """Leaves what a process found: JSON, and NumPy arrays bit for bit."""
     path = pathlib.Path(folder) / f"result-{rank}.json"
     path.write_text(json.dumps(found, default=_as_json))
+
+
+def read(folder: pathlib.Path, processes: int) -> Results:
+    """What so many processes have left with `write`."""
+    texts = [folder / f"result-{rank}.json" for rank in range(processes)]
+    return [json.loads(text.read_text(), object_hook=_from_json) for text in texts]
 
 
 def end(process: subprocess.Popen) -> None:

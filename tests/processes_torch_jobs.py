@@ -1,4 +1,4 @@
-"""Torch and jaxdp in the same processes: `python -m tests.processes_torch_jobs FOLDER`.
+"""Torch and jaxdp in the same processes: `... processes_torch_jobs FOLDER COUNT...`.
 
 Every process belongs to a group of torch and to one of JAX, and makes each step with
 both: `DistributedDataParallel` over gloo, then jaxdp's designs, from the same
@@ -6,6 +6,7 @@ parameters on the same rows. torch is imported where it is used, so that a test 
 the problem without it.
 """
 
+import importlib
 import itertools
 import os
 import pathlib
@@ -18,6 +19,7 @@ import numpy as np
 import optax
 
 import jaxdp
+from jaxdp.launch.environment import LOOPBACK, free_port
 from tests import processes_helpers
 
 STEPS = 12
@@ -138,25 +140,40 @@ def compared(optimizer: str) -> dict[str, Any]:
     return found | {"buckets": [torch.buckets(), ours]}
 
 
-def main(folder: str) -> None:
+def main(folder: str, *counts: str) -> None:
+    """Runs so many processes, for each of these counts, one count after the other.
+
+    They are forks, because importing torch and JAX takes longer than they do.
+    """
+    importlib.import_module("torch._dynamo")  # the first optimizer imports it
+    from torch.multiprocessing.spawn import start_processes
+
+    for count in map(int, counts):
+        own = pathlib.Path(folder, str(count))
+        own.mkdir()
+        given = count, own, f"{LOOPBACK}:{free_port()}"
+        start_processes(join, given, count, start_method="fork")
+
+
+def join(rank: int, count: int, folder: pathlib.Path, address: str) -> None:
     """Joins both groups, and trains with each optimizer."""
     import torch
 
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     os.environ["GLOO_SOCKET_IFNAME"] = loopback  # whatever the host name resolves to
     jax.config.update("jax_enable_x64", True)
-    jaxdp.initialize()
+    jaxdp.initialize(address, count, rank)
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo",
-        init_method=(pathlib.Path(folder) / "rendezvous").as_uri(),
-        rank=jax.process_index(),
-        world_size=jax.process_count(),
+        init_method=(folder / "rendezvous").as_uri(),
+        rank=rank,
+        world_size=count,
     )
     found = {optimizer: compared(optimizer) for optimizer in HYPER_PARAMETERS}
     torch.distributed.destroy_process_group()
-    processes_helpers.write(folder, jax.process_index(), found)
+    processes_helpers.write(folder, rank, found)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -4,7 +4,6 @@ Other parity tests compare with jaxdp on the devices of one process; here both l
 cross the same process boundaries, 12 steps in float64.
 """
 
-import contextlib
 import itertools
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 
 from tests import processes_helpers
 from tests.processes_torch_jobs import DESIGNS, HYPER_PARAMETERS, STEPS, first_params
+from tests.torch_reference import reference
 from tests.torch_reference.installed import require_torch
 
 pytestmark = pytest.mark.torch
@@ -26,17 +26,16 @@ over_designs = pytest.mark.parametrize("design", DESIGNS)
 
 
 @pytest.fixture(scope="module")
-def found():
+def found(tmp_path_factory):
     """What every process saw, by the number of processes."""
     require_torch()
-    with contextlib.ExitStack() as stack:
-        groups = {
-            count: stack.enter_context(
-                processes_helpers.started("processes_torch_jobs", count, 1)
-            )
-            for count in PROCESSES
-        }
-        return {count: group.results() for count, group in groups.items()}
+    folder = tmp_path_factory.mktemp("processes")
+    command = ["tests.processes_torch_jobs", str(folder), *map(str, PROCESSES)]
+    (variables,) = processes_helpers.environments(1, 1)
+    reference.run(command, variables, folder)
+    return {
+        count: processes_helpers.read(folder / str(count), count) for count in PROCESSES
+    }
 
 
 def params_of(steps):

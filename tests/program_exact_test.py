@@ -123,9 +123,9 @@ def expected(schedule, dtype, length):
     ("devices", "dtypes"),
     [
         (1, MIXED),
-        (2, ("float32",)),
+        (2, ("float16",)),
         (3, ("bfloat16", "float64", "int8")),
-        (4, ("float32", "float16")),
+        (4, ("float32",)),
         (8, ("bfloat16",)),
     ],
     ids=lambda value: f"n{value}" if isinstance(value, int) else "",

@@ -57,8 +57,9 @@ def test_current_results_have_no_note(tmp_path, checkout):
     [
         (None, "It is of commit {}, and the code has changed since. Make it anew"),
         ("0" * 40, "It is of commit 0000000, which is not in this checkout. Make it"),
+        ("--output=x", "It says that it is of commit '--output=x', which is none."),
     ],
-    ids=["changed", "not there"],
+    ids=["changed", "not there", "an option"],
 )
 def test_older_results_name_their_commit(tmp_path, checkout, made, words):
     root, first = checkout
@@ -103,8 +104,14 @@ def test_missing_results_name_the_command(monkeypatch, tmp_path):
         ({"tables": {"t": None}}, "table 't' is no list of rows"),
         ({"experiment": "star"}, "it is of the experiment 'star'"),
         ({"artifacts": ["report.html", "a.png"]}, "it lists are missing: a.png"),
+        ({"artifacts": ["report.html", None, 5]}, r"have no name: \[None, 5\]"),
+        ({"artifacts": ["../ring/report.html"]}, r"have no name: \['\.\./ring"),
+        ({"text": "[" * 10**5}, r"it is not JSON \(maximum recursion"),
     ],
-    ids=["cut", "list", "type", "claim", "table", "other", "file"],
+    ids=[
+        *("cut", "list", "type", "claim", "table", "other", "file", "no name"),
+        *("elsewhere", "deep"),
+    ],
 )
 def test_damaged_results_say_how(tmp_path, changes, words):
     folder = results.write(tmp_path, "ring", **changes)

@@ -111,9 +111,10 @@ def some_results(results: pathlib.Path) -> None:
         ledger_row("CA2", "../dp/report.html#CA2"),  # which has no result
         ledger_row("CA3", "javascript:alert(1)"),
     ]
-    claims = [CLAIM | {"id": row["id"], "verdict": "refuted"} for row in rows]
-    claims[0]["verdict"] = "holds"
-    write(results, "claims", claims=claims, tables={"ledger": rows})
+    rows[0]["verdict"] = "holds"
+    rows[-1] |= {"verdict": "no verdict", "measured": ""}
+    judged = [{key: row[key] for key in CLAIM} for row in rows[:-1]]
+    write(results, "claims", claims=judged, tables={"ledger": rows})
 
 
 def cost(
@@ -132,19 +133,20 @@ def cost(
 
 def ledger_row(name: str, link: str, others: str = "") -> dict[str, Any]:
     """A row of the ledger."""
-    return {"id": name, "evidence": "compare", "link": link, "others": others}
+    place = {"evidence": "compare", "link": link, "others": others}
+    return CLAIM | {"id": name, "verdict": "refuted"} | place
 
 
 def hostile(results: pathlib.Path, name: str) -> None:
     """A result that tries to be a program, to leave its folder and to be too wide."""
     long = "W" * 400
-    bad = [
-        *("../ring/result.json", "/etc/passwd", "javascript:alert(1)", "..", ""),
-        *("<script>alert(1).png", "not.hlo.txt.gz", '" onload="x.png'),
-    ]
-    (results / name).mkdir(parents=True, exist_ok=True)
-    for file in (bad[2], *bad[5:]):
-        (results / name / file).write_text("x")
+    bad = ["<script>alert(1).png", "not.hlo.txt.gz", '" onload="x.png']
+    bad += ["javascript:alert(1)", "..", "away.txt"]
+    folder = results / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in bad[:4]:
+        (folder / file).write_text("x")
+    (folder / "away.txt").symlink_to("/etc/passwd")
     write(
         results,
         name,

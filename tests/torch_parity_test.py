@@ -251,16 +251,12 @@ def test_unknown_job_is_refused():
         reference.run_reference(job)
 
 
-SLEEP = ["timeit", "--number=1", "--repeat=1", "import time; time.sleep(60)"]
+def test_a_failing_process_shows_what_it_wrote(tmp_path):
+    with pytest.raises(RuntimeError, match=r"(?s)exit code 1,.*No module named"):
+        reference.run(["no_such_module"], {}, tmp_path)
 
 
-def test_failing_worker_ends_the_others_and_shows_its_stderr(tmp_path):
-    commands = [["no_such_module"], SLEEP]
-    with pytest.raises(RuntimeError, match=r"(?s)2 workers.*No module named") as error:
-        reference.run_workers(commands, {}, tmp_path)
-    assert "exit codes [1, None]" in str(error.value)
-
-
-def test_slow_worker_is_ended(tmp_path):
-    with pytest.raises(RuntimeError, match=r"within 0.2 s: exit codes \[None\]"):
-        reference.run_workers([SLEEP], {}, tmp_path, timeout_s=0.2)
+def test_a_slow_process_is_ended(tmp_path):
+    sleep = ["timeit", "--number=1", "--repeat=1", "import time; time.sleep(60)"]
+    with pytest.raises(RuntimeError, match=r"within 0.2 s: exit code None"):
+        reference.run(sleep, {}, tmp_path, timeout_s=0.2)

@@ -3,10 +3,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxdp
+from jaxdp.designs.zero_state import initial
 from jaxdp.program.memory.live import live_at_peak
 from jaxdp.zero.layers import LayerShards, check_scanned, scan_layers
 from jaxdp.zero.shards import cut, whole
@@ -304,3 +306,13 @@ def test_what_is_no_stack_is_refused(stacked, shapes):
     message = rf"leaves of shapes: {shapes}\. All must be \[L, \.\.\.\]"
     with pytest.raises(ValueError, match=message):
         scan_layers(layer, stacked, np.ones((2, 2)))
+
+
+def test_a_state_is_cut_as_its_own_parameter_is():
+    """The path of head/layers/w ends with that of layers/w, which is a stack."""
+    params = {"layers": {"w": numbers(4, 6)}, "head": {"layers": {"w": numbers(4, 6)}}}
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params["layers"])]
+    stacks = [(jax.tree_util.DictKey("layers"), *path) for path in paths]
+    trace = initial(optax.trace(0.9), params, 2, stacks).shards.trace
+    assert trace["layers"]["w"].layers == 4
+    assert trace["head"]["layers"]["w"].layers == 1

@@ -216,7 +216,7 @@ def test_whole_leaves_count_once():
         body, mesh=mesh, in_specs=(P(), P("data"), P()),
         out_specs=(P(), (P("data"), P())), check_vma=False,
     )  # fmt: skip
-    alone, (part, other) = run(jnp.float32(0.8), shard, jnp.float32([4]))
+    alone, (part, other) = jax.jit(run)(jnp.float32(0.8), shard, jnp.float32([4]))
     assert alone == np.float32(0.8)
     np.testing.assert_allclose([*whole(part), *other], [0.6, 0.8], rtol=1e-6)
 

@@ -15,8 +15,6 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 CLAIMS = pathlib.Path(__file__).parents[1] / "claims.json"
-VERDICTS = ("refuted", "partly", "holds")
-OTHER = "other"  # what is not judged yet
 LOGGER = logging.getLogger(__name__)
 
 
@@ -40,12 +38,8 @@ class Ledger(SphinxDirective):
         rows = document["tables"]["ledger"]
         if wanted == "counts":
             return [_counts(rows, document)]
-        chosen = [row for row in rows if _group(row) == wanted]
+        chosen = [row for row in rows if row["verdict"] == wanted]
         return [_claim(row) for row in chosen] or [_paragraph("None.")]
-
-
-def _group(row: dict) -> str:
-    return row["verdict"] if row["verdict"] in VERDICTS else OTHER
 
 
 def _counts(rows: list[dict], document: dict) -> nodes.Node:
@@ -61,7 +55,7 @@ def _claim(row: dict) -> nodes.Node:
     """One claim: what it says, what was measured, why, and how to check it."""
     title = f"{row['id']} · {row['verdict']}"
     section = nodes.container(ids=[row["id"].lower()], classes=["claim"])
-    section["classes"].append(f"verdict-{row['verdict'].split()[0]}")
+    section["classes"].append(f"verdict-{row['verdict']}")
     section += nodes.paragraph("", "", nodes.strong("", title))
     section += _paragraph(row["claim"])
     unit = f" {row['unit']}" if row["unit"] else ""

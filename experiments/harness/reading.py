@@ -8,8 +8,9 @@ nobody can tell, and nothing is older. Every note says what to run.
 import dataclasses
 import json
 import pathlib
+import re
 import subprocess
-from typing import Literal
+from typing import Any, Literal
 
 from experiments.harness import registry, result
 
@@ -87,13 +88,16 @@ def _read(path: pathlib.Path, name: str) -> result.Document:
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # not UTF-8, or not JSON
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or too deep
         raise ValueError(f"it is not JSON ({error}).") from None
     wrong = result.problems(document)
     if wrong:
         raise ValueError(f"it has not the format of today: {'; '.join(wrong)}.")
     if document["experiment"] != name:
         raise ValueError(f"it is of the experiment {document['experiment']!r}.")
+    strange = [file for file in document["artifacts"] if not _is_file_name(file)]
+    if strange:
+        raise ValueError(f"it lists files that have no name: {strange}.")
     absent = [
         file for file in document["artifacts"] if not (path.parent / file).exists()
     ]
@@ -102,11 +106,18 @@ def _read(path: pathlib.Path, name: str) -> result.Document:
     return document
 
 
+def _is_file_name(given: Any) -> bool:
+    """Whether it names a file of the folder itself."""
+    return isinstance(given, str) and pathlib.PurePath(given).name == given != ""
+
+
 def _age(document: result.Document) -> str:
     """A sentence if the code has changed since; "" if not, or if nobody can tell."""
     made, now = document["environment"]["commit"], result.commit()
     if made is None or now is None or made == now:
         return ""
+    if not re.fullmatch("[0-9a-f]{7,64}", made):  # git would take it for an option
+        return f"It says that it is of commit {made!r}, which is none."
     compared = ["git", "-C", str(ROOT), "diff", "--quiet", made, "--", *CODE]
     status = subprocess.run(compared, capture_output=True, check=False).returncode
     if status == 0:

@@ -14,10 +14,15 @@ def names() -> list[str]:
     )
 
 
-def question(name: str) -> str:
-    """The first line of an experiment's docstring, read without importing it."""
+def docstring(name: str) -> str:
+    """The docstring of an experiment, read without importing it."""
     tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
-    return (ast.get_docstring(tree) or "").partition("\n")[0]
+    return ast.get_docstring(tree) or ""
+
+
+def question(name: str) -> str:
+    """The first line of an experiment's docstring."""
+    return docstring(name).partition("\n")[0]
 
 
 def listing() -> list[str]:

@@ -5,11 +5,13 @@
 """
 
 import pathlib
+import re
 
 import jinja2
 
 from experiments.harness import show, wording
 
+REPORT = re.compile(r"(?:\.\./)+(?:\w+/)+report\.html(?:#\w+)?")  # beside a report
 HERE = pathlib.Path(__file__).parent
 
 
@@ -24,6 +26,6 @@ def environment(folder: pathlib.Path) -> jinja2.Environment:
     )
     made.filters |= {"heading": wording.heading, "value": wording.value}
     made.filters["slug"] = wording.slug
-    made.tests["numeric"] = wording.is_number
+    made.tests |= {"numeric": wording.is_number, "report_link": REPORT.fullmatch}
     made.globals["split_label"] = show.split_label
     return made

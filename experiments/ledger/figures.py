@@ -24,6 +24,7 @@ MARKERS = {"holds": "o", "partly": "D", "refuted": "X"}
 WIDTH, HEAD, ROW, FOOT = 11.0, 1.0, 0.36, 0.5  # inches
 STRIP = 0.76  # where the plot begins, in parts of the width
 COLUMNS = {"claim": 0.0, "": 0.06, "verdict": 0.44, "claimed": 0.54, "measured": 0.76}
+SMALL = {"fontsize": 8.5, "color": plots.MUTED}
 ABOVE = {"xycoords": "axes fraction", "textcoords": "offset points"}
 WIDE, UNIT = 28, 62  # characters of a line
 TITLE = "The ledger at a glance"
@@ -50,12 +51,12 @@ def apart(claimed: tuple[float, float], measured: float) -> float:
     """How far a number is from what is claimed, of the larger one: -1 to 1.
 
     It is 0 inside of what is claimed, 1 where something is and nothing was claimed, and
-    -1 where nothing is and something was claimed.
+    -1 where nothing is, or the opposite, and something was claimed.
     """
     low, high = claimed
     nearest = min(max(measured, low), high)
     largest = max(abs(measured), abs(nearest))
-    return (measured - nearest) / largest if largest else 0.0
+    return max(-1.0, min((measured - nearest) / largest, 1.0)) if largest else 0.0
 
 
 def glance(judged: Sequence[Judged]) -> Figure:
@@ -71,6 +72,7 @@ def glance(judged: Sequence[Judged]) -> Figure:
     for row, each in enumerate(judged):
         _words(words, row, each)
         _point(strip, row, each)
+    strip.annotate("measured, against claimed", (0, 1), (0, 8), **ABOVE, **SMALL)
     _scale(strip)
     return figure
 
@@ -78,13 +80,12 @@ def glance(judged: Sequence[Judged]) -> Figure:
 def _heading(axes: "Axes", judged: Sequence[Judged]) -> None:
     """The title, and what stands in each column."""
     counts = Counter(each.verdict for each in judged)
-    said = ", ".join(f"{counts[name]} {name}" for name in COLOURS if counts[name])
+    said = ", ".join(f"{name} {counts[name]}" for name in COLOURS if counts[name])
     bold = {"fontsize": 13, "fontweight": "bold", "color": plots.INK}
     axes.annotate(TITLE, (0, 1), (0, 52), **ABOVE, **bold)
-    small = {"fontsize": 8.5, "color": plots.MUTED}
-    axes.annotate(f"{len(judged)} claims: {said}", (0, 1), (0, 34), **ABOVE, **small)
+    axes.annotate(f"{len(judged)} claims: {said}", (0, 1), (0, 34), **ABOVE, **SMALL)
     for name, at in COLUMNS.items():
-        axes.annotate(name, (at, 1), (0, 8), **ABOVE, **small)
+        axes.annotate(name, (at, 1), (0, 8), **ABOVE, **SMALL)
 
 
 def _words(axes: "Axes", row: int, judged: Judged) -> None:

@@ -7,7 +7,7 @@ which count in a tiny run, too.
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from experiments.harness import reading, registry, show
 from experiments.harness.result import Document
@@ -26,7 +26,8 @@ class Evidence:
         document: Of its `result.json`; None if there is none to go by.
         folder: Where that lies.
         how: Whether it was read, has run, failed, or is not there.
-        note: What a reader must know: that it is older, or why it is not there.
+        note: What a reader must know: that it is older, what this machine lacked for
+            it, or why it is not there.
         seconds: That it ran.
     """
 
@@ -70,10 +71,7 @@ def gather(wish: Wish) -> dict[str, Evidence]:
     wanted = sources.to_run(wish.entries, wish.all_claims)
     found = {} if wish.fresh else {name: _current(wish, name) for name in wanted}
     jobs = [_job(wish, name) for name in wanted if not found.get(name)]
-    if jobs:
-        minutes = sum(sources.SOURCES[job.name].minutes for job in jobs)
-        about = "tiny" if wish.tiny else f"about {minutes:.0f} min on two idle cores"
-        show.console.print(f"{len(jobs)} experiments to run: {about}")
+    _tell(wish, [name for name in wanted if found.get(name)], jobs)
     ended = running.run_all(jobs, at_once=2 if wish.tiny else 1) if jobs else {}
     gathered = {}
     for name in names:
@@ -82,6 +80,20 @@ def gather(wish: Wish) -> dict[str, Evidence]:
         else:
             gathered[name] = _read(wish, name)
     return gathered
+
+
+def _tell(wish: Wish, read: Sequence[str], jobs: Sequence[running.Job]) -> None:
+    """Says what is read and what will run, and what this machine lacks for it."""
+    if read:
+        show.console.print(f"read: {', '.join(read)}")
+    if jobs:
+        minutes = sum(sources.SOURCES[job.name].minutes for job in jobs)
+        about = "tiny" if wish.tiny else f"about {minutes:.0f} min on two idle cores"
+        names = ", ".join(job.name for job in jobs)
+        show.console.print(f"to be run, {about}: {names}")
+    for lack in dict.fromkeys(sources.lack(job.name) for job in jobs):
+        if lack:
+            show.console.print(lack)
 
 
 def _job(wish: Wish, name: str) -> running.Job:
@@ -114,7 +126,8 @@ def _read(wish: Wish, name: str) -> Evidence:
         return Evidence(name, None, folder, "not there", sources.absent(name))
     found = _current(wish, name) or reading.find(wish.results, name)
     if found.document and wish.tiny >= found.tiny:
-        return _evidence(found, "read")
+        older = found.note if found.state == "older" else ""
+        return Evidence(name, found.document, found.folder, "read", older)
     note = sources.absent(name) or found.note
     return Evidence(name, None, found.folder, "not there", note)
 
@@ -125,9 +138,5 @@ def _after(wish: Wish, name: str, ended: running.Ended) -> Evidence:
     failure = ended.failure or (found.note if found.document is None else "")
     if failure:
         return Evidence(name, None, found.folder, "failed", failure, ended.seconds)
-    return _evidence(found, "ran", seconds=ended.seconds)
-
-
-def _evidence(found: reading.Found, how: Any, **more: Any) -> Evidence:
-    note = found.note if found.state == "older" else ""
-    return Evidence(found.name, found.document, found.folder, how, note, **more)
+    lack = sources.lack(name)
+    return Evidence(name, found.document, found.folder, "ran", lack, ended.seconds)

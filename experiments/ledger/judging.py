@@ -60,6 +60,8 @@ def judge(entry: Entry, gathered: Gathered) -> Judged:
         f"This is not by {each.name}, as it should be. {_reason(each)}"
         for each in before
     ]
+    if gathered[by].note:
+        notes.append(gathered[by].note)
     differ = [
         n for n, claim in others.items() if claim["verdict"] != heard[by]["verdict"]
     ]

@@ -25,12 +25,14 @@ class Source:
         options: Of a run of full size.
         quick: Whether it is run also where something else counts.
         absent: Says why it cannot be run here, or nothing.
+        compiles: Whether it compiles for H100 GPUs, if that can be done here.
     """
 
     minutes: float
     options: tuple[str, ...] = ()
     quick: bool = False
     absent: Callable[[], str] = str
+    compiles: bool = False
 
 
 def no_compiler() -> str:
@@ -40,7 +42,7 @@ def no_compiler() -> str:
 
 SOURCES = {
     "algorithms": Source(minutes=6.5),
-    "amp": Source(minutes=1.5),
+    "amp": Source(minutes=1.5, compiles=True),
     "bandwidth": Source(
         minutes=3,
         options=("--most-hosts", "4", "--size-mb", "4", "--no-training"),
@@ -51,15 +53,17 @@ SOURCES = {
     "dp": Source(minutes=0.3),
     "errors": Source(minutes=0.3),
     "gpu": Source(minutes=15, absent=no_compiler),
-    "memory": Source(minutes=4),
-    "overlap_delay": Source(minutes=0.8, quick=True),
+    "memory": Source(minutes=4, compiles=True),
+    "overlap_delay": Source(minutes=0.8, quick=True, compiles=True),
     "pipeline": Source(minutes=1),
     "ps": Source(minutes=1, quick=True),
     "ring": Source(minutes=0.3),
-    "scaling": Source(minutes=4),
+    "scaling": Source(minutes=4, compiles=True),
     "staleness": Source(minutes=3),
-    "traffic": Source(minutes=2, options=("--most", "16")),
-    "zero": Source(minutes=4, options=("--most", "8", "--models", "resnet")),
+    "traffic": Source(minutes=2, options=("--most", "16"), compiles=True),
+    "zero": Source(
+        minutes=4, options=("--most", "8", "--models", "resnet"), compiles=True
+    ),
 }
 
 
@@ -68,6 +72,11 @@ def absent(name: str) -> str:
     if name not in registry.names():
         return f"The experiment {name} is not built yet."
     return SOURCES[name].absent()
+
+
+def lack(name: str) -> str:
+    """What an experiment that runs here does without, and what to install; or ""."""
+    return no_compiler() if SOURCES[name].compiles else ""
 
 
 def to_run(entries: Iterable[Entry], quick: bool) -> list[str]:

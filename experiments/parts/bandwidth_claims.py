@@ -91,7 +91,11 @@ def _star_over_ring(times: Rows) -> dict[int, float]:
 def _worth(decided: bool) -> str:
     """What the verdict rests on."""
     if decided:
-        return f"Judged at N >= {FEWEST_HOSTS}: within {ABOUT:.0%} of N, or not."
+        return (
+            f"Judged at N >= {FEWEST_HOSTS}, where it must be within {ABOUT:.0%} of N: "
+            "with 2 hosts both directions of a link take turns in gloo, which doubles "
+            "the time of a ring."
+        )
     return (
         f"The times do not decide: that takes N >= {FEWEST_HOSTS} and "
         f"{FEWEST_REPEATS} repeats."

@@ -32,8 +32,8 @@ def pipeline(bubbles: Rows, held: Rows, agreed: Rows, work: Rows, stages: int) -
         measured=last["bubble"],
         unit=f"of all ticks are bubble, P = {stages}, M = {last['micro-batches']}",
         verdict=_verdict(exact and rises and lower and same, rises or lower),
-        why=f"With {stages} stages the bubble falls from {_percent(first)} of all ticks at "
-        f"M = {first['micro-batches']} to {_percent(last)} at M = "
+        why=f"With {stages} stages the bubble falls from {_percent(first)} of all "
+        f"ticks at M = {first['micro-batches']} to {_percent(last)} at M = "
         f"{last['micro-batches']}: ticks counted as the program ran, by numbers that "
         "travel with micro-batches and by gradients that come back; "
         f"{'' if exact else 'not '}(P-1)/(M+P-1) at every P and M. From M = 4P on the "

@@ -58,7 +58,7 @@ def saturates(curves: Sequence[Curve], parameters: dict[str, int]) -> Claim:
     falls = [c.at(DP, 2) < 1 for c in large]
     every = all([*beyond, *falls])
     bounded = any(c.times(DP)[-1] < max(c.times(DP)) for c in curves)
-    best = "; ".join(f"{c.hardware}, {c.model}: {c.best}" for c in curves)
+    within, alone = (sum(c.best <= n for c in curves) for n in (max(IN_A_HOST), 1))
     least, most = (choose(c.best for c in there) for choose in (min, max))
     held = ", ".join(
         f"{c.hardware}, {c.model}: {c.at(DP, 4):.2f} and {c.at(DP, 8):.2f} of at most "
@@ -76,7 +76,8 @@ def saturates(curves: Sequence[Curve], parameters: dict[str, int]) -> Claim:
         "of the main device: throughput rises towards C / 2t times one device, and "
         "falls only if that is below 1, then from N = 2 on; it has no peak inside a "
         "host. Neither 4 devices nor 100 M parameters is a limit. Throughput of one "
-        f"device's at N = 4 and 8: {held}. N of greatest throughput, if DataParallel "
-        f"went beyond a host: {best}. It falls where the link gets slower: from a "
-        "host to Ethernet, or on Ethernet from the start.",
+        f"device's at N = 4 and 8: {held}. It falls where the link gets slower: if "
+        "DataParallel could leave a host, it would be fastest with "
+        f"{max(IN_A_HOST)} devices or fewer in {within} of {len(curves)} cases, and "
+        f"with one alone in {alone}.",
     )

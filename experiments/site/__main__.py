@@ -7,8 +7,12 @@ import sys
 
 from experiments.harness.reading import USUAL, Found
 from experiments.site import pages
+from jaxdp import draw
 
 OWN = ".jaxdp-site"  # the file by which a folder is known as one that may be replaced
+BACK = """<nav style="padding: 0.8rem 1.5rem 0">
+<a style="color: inherit" href="index.html">Back to the report</a>
+</nav>"""
 
 
 def main(arguments: list[str]) -> int:
@@ -56,10 +60,11 @@ def _check(results: pathlib.Path, site: pathlib.Path) -> None:
 
 
 def _steps(site: pathlib.Path) -> None:
-    """Writes the page on which a collective is stepped through."""
-    from jaxdp import draw
-
-    draw.write_page(site / pages.STEPS)
+    """Writes the page on which a collective is stepped through, with a way back."""
+    path = site / pages.STEPS
+    draw.write_page(path)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("<main>", f"{BACK}\n<main>", 1), encoding="utf-8")
 
 
 def _summary(site: pathlib.Path, found: dict[str, Found]) -> str:
@@ -69,9 +74,10 @@ def _summary(site: pathlib.Path, found: dict[str, Found]) -> str:
         names = [name for name, one in found.items() if one.state == state]
         if names:
             lines.append(f"  {len(names):2} {state}: {', '.join(names)}")
-    if tiny := [name for name, one in found.items() if one.tiny]:
+    tiny = [name for name, one in found.items() if one.tiny]
+    if tiny:
         lines.append(f"  {len(tiny):2} of them from tiny runs: {', '.join(tiny)}")
-    if len(lines) > 2 or tiny:
+    if any(one.note for one in found.values()):
         lines.append("Run one anew: make experiment EXP=NAME; its page says why.")
     return "\n".join(lines)
 

@@ -108,10 +108,11 @@ TRAVELS = "What travels in a step"
 HELD = "What a device holds"
 TIME = "How long a step takes"
 HIDDEN = "How much communication nothing hides"
-COUNTED = "Counted in the compiled program, N = 8; Φ: bytes of the gradients."
+SELDOM = "Local SGD: in the one step of 8 that exchanges."
+COUNTED = f"Counted in the compiled program, N = 8; Φ: bytes of the gradients. {SELDOM}"
 PREDICTED = (
     "Predicted by replaying the program compiled for 8 x H100, with NVLink of 450 "
-    "GB/s: nothing ran there."
+    f"GB/s: nothing ran there. {SELDOM}"
 )
 MEASURES = (
     Measure(
@@ -135,7 +136,7 @@ MEASURES = (
     Measure(
         TRAVELS,
         "rounds, one after another",
-        "On the longest chain; XLA's own all-reduce as the ring that NCCL makes.",
+        f"On the longest chain; XLA's all-reduce as the ring that NCCL makes. {SELDOM}",
         (
             column("compare", "designs", "rounds"),
             column("traffic", "designs", "rounds"),
@@ -202,3 +203,9 @@ MEASURES = (
         for model, sources in _models("exposed_fraction", 100.0).items()
     ),
 )
+
+
+def sources(experiment: str) -> list[Source]:
+    """All that is read from the result of an experiment."""
+    every = (source for measure in MEASURES for source in measure.sources)
+    return [source for source in every if source.experiment == experiment]

@@ -1,33 +1,20 @@
 """The pages of the site."""
 
-import ast
 import pathlib
-import re
 import urllib.parse
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup, escape
 
 from experiments.harness import reading, registry, templates
 from experiments.harness.reading import Found
-from experiments.harness.result import Document, Rows
-from experiments.site import designs, files, overview
+from experiments.site import designs, files, ledger, overview
 
 HERE = pathlib.Path(__file__).parent
 INDEX, STEPS, STYLE = "index.html", "step.html", "look.css"
-LEDGER = "claims"  # the experiment that judges all claims: its page is the ledger
-LINK = re.compile(r"\.\./(\w+)/report\.html(?:#(\w+))?")
 UNWRITABLE = "backslashreplace"  # half of a surrogate pair, which JSON can have
 STATES = ("current", "older", "damaged", "missing")
-
-
-class Evidence(NamedTuple):
-    """Where a claim of the ledger was tested."""
-
-    experiment: str
-    href: str
-    others: str
 
 
 def write(site: pathlib.Path, results: pathlib.Path) -> dict[str, Found]:
@@ -43,7 +30,7 @@ def write(site: pathlib.Path, results: pathlib.Path) -> dict[str, Found]:
     environment.globals |= {
         "families": designs.FAMILIES,
         "found": found,
-        "ledger": LEDGER,
+        "ledger": ledger.NAME,
         "states": STATES,
     }
     style = environment.get_template("site.css").render()
@@ -70,7 +57,7 @@ def _index(found: Mapping[str, Found], results: pathlib.Path) -> dict[str, Any]:
         "panels": [panel for panel in panels if panel.numbers],
         "commands": {name: reading.command(results, name) for name in found},
         "questions": {name: registry.question(name) for name in found},
-        "verdicts": _verdicts(found[LEDGER].document if LEDGER in found else None),
+        "verdicts": ledger.verdicts(ledger.claims(found[ledger.NAME].document)),
     }
 
 
@@ -81,21 +68,24 @@ def _experiment(
     names = [*found]
     place = names.index(name)
     document = found[name].document
-    question, about = _described(name)
+    claims = ledger.claims(document)
+    question, _, about = registry.docstring(name).partition("\n")
     tables = dict(document["tables"]) if document else {}
-    evidence = {}
-    if name == LEDGER:
-        evidence = _evidence(tables.pop("ledger", []), found)
+    if name == ledger.NAME:
+        tables.pop(ledger.TABLE, None)  # its rows are the claims
     return {
         "name": name,
         "own": found[name],
         "document": document,
         "question": document["question"] if document else question,
-        "about": about,
+        "about": about.strip(),
         "tables": tables,
-        "evidence": evidence,
-        "verdicts": _verdicts(document),
-        "judged": _judged(found) if name == LEDGER and not document else [],
+        "claims": claims,
+        "evidence": ledger.evidence(document, found),
+        "verdicts": ledger.verdicts(claims),
+        "judged": ledger.of_experiments(found)
+        if not claims and name == ledger.NAME
+        else [],
         "files": files.copy(found[name], site),
         "command": reading.command(results, name),
         "before": names[place - 1] if place else None,
@@ -115,42 +105,3 @@ def _marked(note: str) -> Markup:
 def _anchor(name: str) -> str:
     """What links to an element of this id have behind the `#`."""
     return urllib.parse.quote(name, errors=UNWRITABLE)
-
-
-def _described(name: str) -> tuple[str, str]:
-    """The question of an experiment, and the rest of its docstring."""
-    tree = ast.parse((registry.FOLDER / f"{name}.py").read_text(encoding="utf-8"))
-    question, _, about = (ast.get_docstring(tree) or "").partition("\n")
-    return question, about.strip()
-
-
-def _verdicts(document: Document | None) -> dict[str, int]:
-    """How many claims hold, hold partly, and are refuted."""
-    claims = document["claims"] if document else []
-    verdicts = [claim["verdict"] for claim in claims]
-    return {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
-
-
-def _judged(found: Mapping[str, Found]) -> list[tuple[str, dict[str, Any]]]:
-    """The claims of single experiments, by their id."""
-    every = [
-        (name, claim)
-        for name, one in found.items()
-        for claim in (one.document["claims"] if one.document else [])
-    ]
-    return sorted(every, key=lambda each: (len(each[1]["id"]), each[1]["id"]))
-
-
-def _evidence(rows: Rows, found: Mapping[str, Found]) -> dict[str, Evidence]:
-    """Links of the ledger, as pages of the site; none that would lead nowhere."""
-    kept = {}
-    for row in rows:
-        link = LINK.fullmatch(str(row.get("link", "")))
-        name, anchor = link.groups() if link else ("", None)
-        document = found[name].document if name in found else None
-        if not document:
-            continue
-        anchors = {claim["id"] for claim in document["claims"]}
-        href = f"{name}.html" + (f"#{anchor}" if anchor in anchors else "")
-        kept[str(row.get("id"))] = Evidence(name, href, str(row.get("others") or ""))
-    return kept

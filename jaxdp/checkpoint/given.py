@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from jaxdp.checkpoint.content import kinds_of_keys
-from jaxdp.program.trained import trainer_of
-from jaxdp.state import TrainState, is_deleted
+from jaxdp.state import TrainState, check_state
 from jaxdp.trainer import Trainer
+from jaxdp.training import trainer_of
 
 
 def facts(trainer: Trainer, state: TrainState, step: int) -> dict[str, Any]:
@@ -21,34 +21,17 @@ def facts(trainer: Trainer, state: TrainState, step: int) -> dict[str, Any]:
     }
 
 
-def trainer(train: Any, caller: str) -> Trainer:
-    """What is behind a training."""
-    try:
-        return trainer_of(train, caller)
-    except TypeError:
-        raise TypeError(
-            f"{caller} got train={type(train).__name__}. A checkpoint belongs to a "
-            "training. Pass what jaxdp.data_parallel returned."
-        ) from None
+def checked(train: Any, state: Any, caller: str) -> Trainer:
+    """What is behind a training, whose state this is.
 
-
-def check_state(state: Any, trainer: Trainer, caller: str) -> None:
-    """Refuses what is no state of this training, or was donated."""
-    if not isinstance(state, TrainState):
-        raise TypeError(
-            f"{caller} got a state of type {type(state).__name__}. It must be a "
-            "TrainState: pass what train.init or train.step returned."
-        )
-    if state.design != trainer.replica.design:
-        raise ValueError(
-            f"{caller} got a state made by {state.design}, and a training with "
-            f"{trainer.replica.design}. Pass the training that the state belongs to."
-        )
-    if is_deleted(state.step):
-        raise RuntimeError(
-            f"{caller} got a state whose arrays have been deleted: train.step donates "
-            "the state that it is given. Pass the one that it returned."
-        )
+    Raises:
+        TypeError: One of the two is none.
+        ValueError: The state is another training's.
+        RuntimeError: It was donated.
+    """
+    trainer = trainer_of(train, caller, "A checkpoint belongs to a training.")
+    check_state(state, trainer.replica.design, trainer.replicated, caller)
+    return trainer
 
 
 def as_json(value: Any, name: str) -> Any:

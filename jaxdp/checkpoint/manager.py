@@ -113,14 +113,14 @@ class Checkpoints:
 
         Raises:
             TypeError: `train` or `state` are none; JSON cannot say `data`.
-            ValueError: A state of another design; processes with different `data`.
+            ValueError: A state of another design or of other devices; processes with
+                different `data`.
             RuntimeError: A state that was donated.
             OSError: The save before failed: the folder cannot be written, or is full.
             TimeoutError: Another process did not come.
         """
-        trainer = given.trainer(train, "save")
+        trainer = given.checked(train, state, "save")
         self._ranks = trainer.ranks
-        given.check_state(state, trainer, "save")
         said = {"data": given.as_json(data, "data")}
         said |= {"metadata": given.as_json(metadata, "metadata")}
         self._agree(said)
@@ -175,9 +175,8 @@ class Checkpoints:
             FileNotFoundError: The step asked for is not there.
             OSError: A save by this object has failed.
         """
-        trainer = given.trainer(train, "restore")
+        trainer = given.checked(train, state, "restore")
         self._ranks = trainer.ranks
-        given.check_state(state, trainer, "restore")
         self._agree(None)
         source = Source(self.folder, trainer, state, cast)
         found = restored(source, step)

@@ -83,6 +83,17 @@ def all_reduce_in_turn(
     """As `all_reduce`, but each buffer that travels by rounds of ours takes its turn.
 
     Not differentiable, and not for `vmap`: for designs.
+
+    Args:
+        turns: Whose turn it is; the same object for all buffers of a program.
+        tree: As for `all_reduce`, like all that follow.
+        axis_name: The mesh axis, or several.
+        algorithm: How it travels.
+        mean: Whether the sum is divided by N.
+        unroll: Whether every round is written out.
+
+    Returns:
+        The sum or the mean, replicated.
     """
     size = axis_size("all_reduce", axis_name)
     sizes = axis_sizes("all_reduce", axis_name)

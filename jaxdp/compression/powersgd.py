@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxdp import guard
+from jaxdp import marks
 from jaxdp.compression.base import Compression, Exact, PyTree, Travelled, Wire
 from jaxdp.executor import accumulation_dtype
 
@@ -157,7 +157,7 @@ class PowerSGD(Compression):
         own = [_product(m.T, basis) for m, basis in zip(matrices, bases, strict=True)]
         # The guard may not take P, a sum, for the gradient of one replica: from here on
         # these count as gradients of their own, to be summed once.
-        own = guard.mark({"PowerSGD": own})["PowerSGD"]
+        own = marks.gradients({"PowerSGD": own})["PowerSGD"]
         old = [states[i].inner[1] for i in thin]
         second = self._inner.mean(own, old, wire.only(thin, 1))
         for i, basis, q, share, state in zip(thin, bases, *second, strict=True):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxdp import guard, serving
+from jaxdp import marks, serving
 from jaxdp.collectives import all_gather, all_reduce
 from jaxdp.schedule import Schedule
 
@@ -68,4 +68,4 @@ class BucketWire:
 
     def aggregated(self, arrays: list[jax.Array]) -> list[jax.Array]:
         """Names them; costs nothing in the compiled program."""
-        return guard.mark_aggregated(arrays, self.axis_name)
+        return marks.aggregated(arrays, self.axis_name)

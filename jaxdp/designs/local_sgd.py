@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxdp import guard
+from jaxdp import marks
 from jaxdp.buckets import same_types
 from jaxdp.designs.base import PyTree
 from jaxdp.designs.bucketed import Bucketed
@@ -118,7 +118,7 @@ class LocalSGD(Bucketed):
         own = jax.tree.map(lambda leaf: leaf[0], (params, opt_state))
 
         def agree(nonfinite):
-            return lax.pmax(guard.mark_values(nonfinite), axis_name)
+            return lax.pmax(marks.values(nonfinite), axis_name)
 
         new = update.with_gradients(gradients, mean, *own, agree=agree)
         params = self._synchronized(new.params, update.step, axis_name)
@@ -127,7 +127,7 @@ class LocalSGD(Bucketed):
 
     def _synchronized(self, params, step, axis_name):
         """The average of the parameters after every `sync_every`-th local step."""
-        params = guard.mark_values(params)
+        params = marks.values(params)
 
         def average(params):
             leaves, shape = jax.tree.flatten(params)

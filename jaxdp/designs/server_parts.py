@@ -1,8 +1,9 @@
 """The optimizer state of a `ParameterServer`, in parts and in one.
 
 Entry r of a leaf `[N, ...]` is that of the part which rank r updates. A leaf of the
-whole state that is like a parameter, by the end of its path and by its shape, is cut as
-that parameter is (`jaxdp.serving`); all others are the same on every server.
+whole state that is like a parameter, by its path (`jaxdp.trees.own_parameter`) and by
+its shape, is cut as that parameter is (`jaxdp.serving`); all others are the same on
+every server.
 """
 
 import math
@@ -14,7 +15,7 @@ import numpy as np
 from jaxdp.designs.server_round import Served
 from jaxdp.designs.stacks import spread
 from jaxdp.serving import owned_parts, part_shape
-from jaxdp.trees import module_of
+from jaxdp.trees import Path, module_of, own_parameter
 
 PyTree = Any
 
@@ -50,8 +51,10 @@ class Parts(NamedTuple):
         part = np.arange(self.count)
         ranks = part % self.servers * self.inner + part // self.servers
 
+        shapes = _shapes(params)
+
         def join(path, leaf):
-            shape = _shape_of_parameter(path, params)
+            shape = shapes.get(own_parameter(path, shapes))
             if shape is None or leaf.shape[1:] != part_shape(shape, self.count):
                 return leaf[0]
             return leaf[ranks].reshape(-1)[: math.prod(shape)].reshape(shape)
@@ -61,9 +64,10 @@ class Parts(NamedTuple):
     def cut(self, whole: PyTree, params: PyTree, like: PyTree) -> PyTree:
         """Leaves `[N, ...]` as `like`, of the whole state."""
         owned = owned_parts(self.devices, self.inner, self.servers)
+        shapes = _shapes(params)
 
         def cut(path, leaf, wanted):
-            if leaf.shape != _shape_of_parameter(path, params):
+            if leaf.shape != shapes.get(own_parameter(path, shapes)):
                 return spread(leaf, wanted)
             shape = part_shape(leaf.shape, self.count)
             missing = self.count * math.prod(shape) - math.prod(leaf.shape)
@@ -73,11 +77,7 @@ class Parts(NamedTuple):
         return jax.tree_util.tree_map_with_path(cut, whole, like)
 
 
-def _shape_of_parameter(path: Any, params: PyTree) -> tuple[int, ...] | None:
-    """The shape of the parameter whose path ends this one; None if there is none."""
-    found = [
-        (len(end), param.shape)
-        for end, param in jax.tree_util.tree_leaves_with_path(params)
-        if len(end) <= len(path) and path[len(path) - len(end) :] == end
-    ]
-    return max(found)[1] if found else None  # the longest: w may end dense/w
+def _shapes(params: PyTree) -> dict[Path | None, tuple[int, ...]]:
+    """The shape of every parameter, by its path."""
+    found = jax.tree_util.tree_leaves_with_path(params)
+    return {path: param.shape for path, param in found}

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxdp import guard, serving
+from jaxdp import marks, serving
 from jaxdp.buckets import is_summable
 from jaxdp.collectives import all_gather, all_reduce, broadcast, reduce_scatter
 from jaxdp.designs.base import AxisName, PyTree
@@ -163,7 +163,7 @@ class ServerRound:
         if not callable(aggregate):
             return self._push(parts)
         apart = serving.collect(parts, self.axis_name, *self._servers())
-        return guard.mark_aggregated(aggregate(apart), self.axis_name)
+        return marks.aggregated(aggregate(apart), self.axis_name)
 
     def _scattered(self, gradients: PyTree) -> PyTree:
         """`[S, ...]`: this worker's gradients, cut into parts; this device's share."""

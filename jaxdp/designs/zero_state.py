@@ -1,6 +1,6 @@
 """What a train state keeps for `Zero`: which arrays are in parts, and which whole."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -8,6 +8,7 @@ import optax
 
 from jaxdp.designs.base import PyTree
 from jaxdp.designs.portable import Portable
+from jaxdp.trees import Path, own_parameter
 from jaxdp.zero.partition import sharded_leaves
 from jaxdp.zero.shards import cut, is_shard, whole
 
@@ -63,7 +64,7 @@ def initial(
     optimizer: optax.GradientTransformation,
     params: PyTree,
     devices: int,
-    stacks: list[tuple[Any, ...]],
+    stacks: list[Path],
 ) -> ZeroState:
     """The state before the first step, as global arrays.
 
@@ -74,11 +75,12 @@ def initial(
         stacks: Paths of parameters that are cut layer by layer.
     """
     opt_state = optimizer.init(params)
+    paths = {path for path, _ in jax.tree_util.tree_leaves_with_path(params)}
 
     def kept(path, leaf, in_parts):
         if not in_parts:
             return leaf
-        layered = any(path[len(path) - len(end) :] == end for end in stacks)
+        layered = own_parameter(path, paths) in stacks
         return cut(leaf, devices, np.shape(leaf)[0] if layered else 1)
 
     in_parts = sharded_leaves(opt_state, params)

@@ -7,6 +7,7 @@ The figure in the README is made by:
     draw.draw_schedule(schedule, "docs/ring.png", title="Ring all-reduce on 4 devices")
 """
 
+from jaxdp.draw.catalogue import names as names
 from jaxdp.draw.chunks import draw_schedule as draw_schedule
 from jaxdp.draw.gantt import draw_gantt as draw_gantt
 from jaxdp.draw.lanes import draw_lanes as draw_lanes

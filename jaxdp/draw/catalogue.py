@@ -41,6 +41,18 @@ class Choice:
         hosts = f", {self.hosts} hosts" if self.hosts > 1 else ""
         return f"{words[:1].upper()}{words[1:]}{hosts}"
 
+    def title(self, devices: int) -> str:
+        """Such as "Ring all-reduce on 4 devices"."""
+        what = self.collective.replace("_", "-")
+        hosts = f" in {self.hosts} hosts" if self.hosts > 1 else ""
+        name = self.label.split(",")[0]
+        return f"{name} {what} on {devices} device{'s'[: devices - 1]}{hosts}"
+
+
+def names() -> tuple[str, ...]:
+    """Names of the schedules that can be drawn."""
+    return tuple(choices())
+
 
 @functools.cache
 def choices() -> dict[str, Choice]:
@@ -67,7 +79,9 @@ def choices() -> dict[str, Choice]:
         f"at least {TWO}, one for each of {TWO} servers",
         lambda devices: devices >= TWO,
     )
-    return {choice.name: choice for choice in (*found, two_hosts, two_servers)}
+    found += [two_hosts, two_servers]
+    found.sort(key=lambda choice: [*SCHEDULES].index(choice.collective))
+    return {choice.name: choice for choice in found}
 
 
 def choice(name: str) -> Choice:

@@ -8,11 +8,11 @@ from jaxdp.draw.panels import Arrow, Cell, Panel, reach
 from jaxdp.draw.plotting import INK, MUTED, Page
 
 # A red and blues that are told apart with every common colour vision.
-COMPLETE, NOTHING = (0.70, 0.09, 0.17), (1.0, 1.0, 1.0)  # RGB
+COMPLETE, NOTHING = (0.702, 0.09, 0.17), (1.0, 1.0, 1.0)  # RGB
 FEWEST, MOST = (0.93, 0.96, 0.99), (0.33, 0.62, 0.83)  # partial sums, from few to many
 
 CELL, GAP = 0.38, 0.17  # inches: a cell, and the space between two for an arrow
-ROW_GAP, ARC = 0.07, 0.06  # inches: between rows, and height of an arc per device
+ROW_GAP = 0.07  # inches: between rows
 HEADING, HEADER = 0.36, 0.37  # inches: to the middle of the title, and to the cells
 LANDING = 0.36  # inches of a cell's upper edge on which arcs land
 LABEL = 0.62  # inches: names of rows, left of a panel
@@ -40,12 +40,14 @@ class Panels:
         page: Where to.
         devices: How many columns a panel has.
         most_written: More contributions than this are counted instead of written.
+        arc: Inches, how much higher an arc is for each device that it passes.
         width: Inches, of a panel.
     """
 
-    def __init__(self, page: Page, devices: int, most_written: int):
+    def __init__(self, page: Page, devices: int, most_written: int, arc: float):
         """Prepares for panels of so many devices."""
-        self.page, self.devices, self.most_written = page, devices, most_written
+        self.page, self.devices = page, devices
+        self.most_written, self.arc = most_written, arc
         self.width = panel_width(devices)
 
     def draw_labels(self, left: float, top: float, rows: list[float]) -> None:
@@ -111,17 +113,18 @@ class Panels:
         elif length == 1:
             self.page.arrow((source + out, middle), (target - out, middle))
         else:
-            self.page.arrow((source, y), (target + landing, y), ARC * (length + 1))
+            height = self.arc * (length + 1)
+            self.page.arrow((source, y), (target + landing, y), height)
 
 
-def row_tops(panels: Sequence[Panel], chunks: int) -> list[float]:
+def row_tops(panels: Sequence[Panel], chunks: int, arc: float) -> list[float]:
     """How far below a panel's top each row of cells begins, and the last one ends."""
     longest = collections.Counter()
     for arrow in (arrow for panel in panels for arrow in panel.arrows):
         longest[arrow.chunk] = max(longest[arrow.chunk], reach(arrow))
     rows = [HEADING + HEADER]
     for chunk in range(chunks):  # arcs need room above their row
-        rows[-1] += ARC * (longest[chunk] + 1) if longest[chunk] > 1 else 0.0
+        rows[-1] += arc * (longest[chunk] + 1) if longest[chunk] > 1 else 0.0
         rows.append(rows[-1] + CELL + ROW_GAP)
     return rows
 

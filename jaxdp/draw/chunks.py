@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MARGIN, TITLE = 0.28, 0.45  # inches
 SPACE, LEGEND = 0.24, 0.42  # inches
+ARC = 0.06  # inches: height of an arc per device
 NARROWEST, WIDEST = 6.0, 20.0  # inches: room for the legend; lines break here
 MOST_WRITTEN = 4  # more contributions than this are counted: cells are small
 
@@ -55,7 +56,7 @@ class _Drawing:
         self.pitch = panel_width(self.devices) + SPACE
         self.lines = broken(lines(schedule), int(WIDEST / self.pitch))
         self.panels = [panel for line in self.lines for panel in line.panels]
-        self.rows = [row_tops(line.panels, self.chunks) for line in self.lines]
+        self.rows = [row_tops(line.panels, self.chunks, ARC) for line in self.lines]
         columns = max(len(line.panels) for line in self.lines)
         width = LABEL + columns * self.pitch - SPACE
         line_heights = sum(rows[-1] + SPACE for rows in self.rows)
@@ -63,7 +64,7 @@ class _Drawing:
         self.page = Page(
             2 * MARGIN + max(width, NARROWEST), self.height, "draw_schedule"
         )
-        self.strokes = Panels(self.page, self.devices, MOST_WRITTEN)
+        self.strokes = Panels(self.page, self.devices, MOST_WRITTEN, ARC)
 
     def draw(self, title: str) -> None:
         """Draws everything."""

@@ -166,3 +166,20 @@ def along(start: Point, over: Point, end: Point, t: float) -> Point:
     a, b, c = (1 - t) ** 2, 2 * t * (1 - t), t**2
     (x0, y0), (x1, y1), (x2, y2) = start, over, end
     return a * x0 + b * x1 + c * x2, a * y0 + b * y1 + c * y2
+
+
+def shortened(
+    start: Point, over: Point, end: Point, room: float
+) -> tuple[Point, Point, Point]:
+    """The part of a curve that keeps away from both ends."""
+    steps = [step / 64 for step in range(65)]
+    free = [
+        t
+        for t in steps
+        if min(math.dist(along(start, over, end, t), at) for at in (start, end)) > room
+    ] or [0.5]
+    a, b = free[0], free[-1]
+    weights = (1 - a) * (1 - b), a + b - 2 * a * b, a * b
+    points = start, over, end
+    x, y = (sum(w * p[i] for w, p in zip(weights, points, strict=True)) for i in (0, 1))
+    return along(*points, a), (x, y), along(*points, b)

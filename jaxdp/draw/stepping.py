@@ -15,7 +15,7 @@ import re
 from typing import Any
 
 from jaxdp.draw import catalogue
-from jaxdp.draw.chunks import colour
+from jaxdp.draw.cells import colour
 from jaxdp.draw.panels import lines, moments
 from jaxdp.draw.places import places
 from jaxdp.draw.sentences import doing, true_now

@@ -34,6 +34,9 @@ def fetch(tree: PyTree) -> PyTree:
     Args:
         tree: Arrays of any sharding; other leaves stay as they are, and keys become the
             integers they are made of.
+
+    Returns:
+        A tree of the same structure, the same on every process.
     """
 
     def whole(leaf):

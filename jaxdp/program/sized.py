@@ -108,8 +108,8 @@ def _native(eqn: Any, kind: str, count: int) -> Iterator[SizedCollective]:
     if kind == "collective-permute":
         raise ValueError(
             f"sized_collectives found {eqn.primitive.name} outside of a schedule. It "
-            "reads collectives of all devices, whose pairs for other numbers of devices "
-            "are known. Use jaxdp's collectives, or compile for each number of devices."
+            "reads collectives of all devices, whose pairs are known for other numbers "
+            "of them. Use jaxdp's collectives, or compile for each number of devices."
         )
     axes = eqn.params["axes"] if "axes" in eqn.params else (eqn.params["axis_name"],)
     if all(isinstance(axis, int) for axis in axes):

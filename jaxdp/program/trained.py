@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxdp.trainer import Trainer
+from jaxdp.training import trainer_of
 
 if TYPE_CHECKING:
     from jaxdp.program.report import ProgramReport
@@ -15,20 +16,17 @@ if TYPE_CHECKING:
 PyTree = Any
 
 
-def trainer_of(train: Any, caller: str) -> Trainer:
-    """What is behind the functions of a training.
+def trainer_behind(train: Any, caller: str) -> Trainer:
+    """What is behind the training that a method of a report was given.
 
     Raises:
         TypeError: It is none.
     """
-    trainer = getattr(getattr(train, "step", None), "__self__", None)
-    if isinstance(trainer, Trainer):
-        return trainer
-    raise TypeError(
-        f"report.{caller} got train={type(train).__name__}. It sets a program beside "
-        "the training it was compiled from. Pass what jaxdp.data_parallel returned; "
-        "for other functions there is jaxdp.program.verdict.compare."
+    purpose = (
+        "It sets a program beside the training it was compiled from; for other "
+        "functions there is jaxdp.program.verdict.compare."
     )
+    return trainer_of(train, f"report.{caller}", purpose)
 
 
 def check_step(report: "ProgramReport", trainer: Trainer, caller: str) -> None:

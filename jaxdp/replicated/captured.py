@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from jaxdp import jaxprs
 from jaxdp.replicated.devices import Device, name
 
 CALLBACKS = ("pure_callback", "io_callback", "debug_callback")
@@ -44,7 +45,7 @@ def check_captured(
         )
     moves = [
         f"to {', '.join(sorted(map(name, fixed)))}"
-        for eqn in equations(program.jaxpr)
+        for eqn in jaxprs.equations(program)
         if eqn.primitive.name == "device_put"
         and (fixed := _fixed_devices(eqn))
         and any(fixed != {device} for device in devices)
@@ -59,24 +60,13 @@ def check_captured(
 
 def has_callbacks(program: ClosedJaxpr) -> bool:
     """Whether a program calls functions on the host, which can raise when it runs."""
-    return any(eqn.primitive.name in CALLBACKS for eqn in equations(program.jaxpr))
-
-
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """All equations, those of inner jaxprs included."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for value in eqn.params.values():
-            for part in value if isinstance(value, tuple | list) else [value]:
-                inner = getattr(part, "jaxpr", part)
-                if hasattr(inner, "eqns"):
-                    yield from equations(inner)
+    return any(eqn.primitive.name in CALLBACKS for eqn in jaxprs.equations(program))
 
 
 def constants(program: ClosedJaxpr) -> Iterator[Any]:
     """All captured arrays, those of inner programs included."""
     yield from program.consts
-    for eqn in equations(program.jaxpr):
+    for eqn in jaxprs.equations(program):
         for value in eqn.params.values():
             for part in value if isinstance(value, tuple | list) else [value]:
                 if isinstance(part, ClosedJaxpr):

@@ -11,7 +11,13 @@ Pairs = tuple[tuple[int, int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """One `ppermute`: pair `i` is `(source, target)` and moves chunk `chunks[i]`."""
+    """One `ppermute`: every source sends one chunk.
+
+    Attributes:
+        pairs: `(source, target)` of each message; sources and targets are unique.
+        chunks: The chunk that each pair moves.
+        op: Whether the target adds it to the chunk it holds, or replaces that.
+    """
 
     pairs: Pairs
     chunks: tuple[int, ...]
@@ -27,7 +33,8 @@ class Transfer:
 class Round:
     """Transfers that run at the same time: all send what they held before the round.
 
-    What arrives is applied in the order of `transfers`.
+    Attributes:
+        transfers: What moves; what arrives is applied in this order.
     """
 
     transfers: tuple[Transfer, ...]
@@ -35,9 +42,17 @@ class Round:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A complete collective for `devices` devices; see the module docstring.
+    """A complete collective; `jaxdp.schedule` says what its data mean.
 
-    `family` builds the same algorithm for other numbers of devices, where it is known.
+    Attributes:
+        name: For messages and figures, such as "ring(8)".
+        devices: N.
+        chunks: Into how many equal chunks a buffer is cut.
+        starts: Of each chunk, the devices that start with a contribution to it.
+        ends: Of each chunk, the devices that must end with it complete.
+        rounds: What moves, round by round.
+        family: Builds the same algorithm for another number of devices, where it is
+            known.
     """
 
     name: str
@@ -94,8 +109,12 @@ class Schedule:
 def local_rows(placement: Placement) -> int:
     """How many chunks a device's local buffer has room for.
 
-    All, unless every chunk lies on one device alone: then as many as the device with
-    most of them holds.
+    Args:
+        placement: Of each chunk, the devices that hold it, such as `schedule.starts`.
+
+    Returns:
+        All, unless every chunk lies on one device alone: then as many as the device
+        with most of them holds.
     """
     if any(len(devices) != 1 for devices in placement):
         return len(placement)
@@ -103,7 +122,15 @@ def local_rows(placement: Placement) -> int:
 
 
 def local_row(placement: Placement, chunk: int) -> int:
-    """In which row of that buffer a chunk lies: a device's chunks are in order."""
+    """In which row of a local buffer a chunk lies: a device's chunks are in order.
+
+    Args:
+        placement: Of each chunk, the devices that hold it, such as `schedule.ends`.
+        chunk: The chunk.
+
+    Returns:
+        The row, from 0 to `local_rows(placement) - 1`.
+    """
     if local_rows(placement) == len(placement):
         return chunk
     return placement[:chunk].count(placement[chunk])

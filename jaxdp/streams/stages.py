@@ -12,11 +12,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Jaxpr, Literal
 
-CALLS = frozenset(  # primitives that only name what they call
-    {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
-)
+from jaxdp import jaxprs
 
 
 class Operation(NamedTuple):
@@ -95,22 +93,13 @@ class Flat:
 
         for eqn in jaxpr.eqns:
             inputs = tuple(number(atom) for atom in eqn.invars)
-            inner = _called(eqn)
-            if inner is None:
+            if (called := jaxprs.plain_call(eqn)) is not None:
+                outputs = self.read(called.jaxpr, called.consts, inputs)
+            else:
                 outputs = tuple(self.new() for _ in eqn.outvars)
                 self.operations.append(Operation(eqn, inputs, outputs))
-            else:
-                outputs = self.read(inner.jaxpr, inner.consts, inputs)
             numbers.update(zip(eqn.outvars, outputs, strict=True))
         return tuple(number(atom) for atom in jaxpr.outvars)
-
-
-def _called(eqn: Any) -> ClosedJaxpr | None:
-    """The program that an equation only calls."""
-    if eqn.primitive.name not in CALLS:
-        return None
-    (program,) = [p for p in eqn.params.values() if isinstance(p, ClosedJaxpr)]
-    return program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +133,7 @@ class Stage:
         """
         values = self.constants | dict(zip(self.reads, given, strict=True))
         for eqn, inputs, outputs in self.operations:
-            params = eqn.primitive.get_bind_params(eqn.params)
-            with eqn.ctx.manager:
-                made = eqn.primitive.bind(*(values[i] for i in inputs), **params)
-            made = made if eqn.primitive.multiple_results else [made]
+            made = jaxprs.evaluate(eqn, [values[i] for i in inputs])
             values.update(zip(outputs, made, strict=True))
         return [values[i] for i in self.results], [values[i] for i in self.writes]
 

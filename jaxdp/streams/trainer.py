@@ -204,11 +204,12 @@ class StreamTrainer:
         self, state: TrainState, caller: str
     ) -> tuple[TrainState, InFlight | None]:
         """Checks a state, and takes apart what a delay adds to it."""
+        caller = f"train.{caller}"
         check_state(state, self.base.replica.design, self.base.replicated, caller)
         late = isinstance(state.opt_state, Delayed)
         if late != bool(self.delay):
             raise ValueError(
-                f"train.{caller} got a state made with delay={int(late)}, and this "
+                f"{caller} got a state made with delay={int(late)}, and this "
                 f"program has delay={self.delay}. Make the state with this program's "
                 "init, from the train.params(state) of the other."
             )

@@ -25,6 +25,9 @@ _LIBTPU = ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD")
 def missing(target: str) -> str:
     """What keeps this machine from compiling for a target, with the remedy; or "".
 
+    Args:
+        target: One of `jaxdp.targets.NAMES`.
+
     Raises:
         ValueError: An unknown target; lists those that there are.
     """

@@ -29,6 +29,9 @@ def mesh(
         hosts: How many hosts they are in.
         axis_name: Of the mesh axis.
 
+    Returns:
+        The mesh; nothing can be put on its devices.
+
     Raises:
         ValueError: An unknown target, devices that do not divide into hosts, or a torus
             of so many TPUs that does not exist.

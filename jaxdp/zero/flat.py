@@ -4,18 +4,14 @@ What is jitted, or has a rule of its own for derivatives that have already been 
 is a call inside a traced program. Its operations are what a reader wants to see.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.interpreters import partial_eval
 
-# Not rematerialization: what it computes again must not be found in the forward pass.
-CALLS = frozenset(
-    {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
-)
+from jaxdp import jaxprs
 
 
 def flattened(
@@ -37,21 +33,6 @@ def flattened(
     return ClosedJaxpr(jaxpr, flat.consts)
 
 
-def evaluate(eqn: Any, values: Sequence[Any]) -> list[Any]:
-    """Runs one operation, in the scope that it was traced in.
-
-    Args:
-        eqn: Of a jaxpr.
-        values: One for each of its `invars`.
-
-    Returns:
-        One value for each of its `outvars`.
-    """
-    with eqn.ctx.manager, _scope(eqn):
-        found = eqn.primitive.bind(*values, **eqn.params)
-    return list(found) if eqn.primitive.multiple_results else [found]
-
-
 def _run(program: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
     """Runs a program, calls by running what they call."""
     jaxpr = program.jaxpr
@@ -63,19 +44,10 @@ def _run(program: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
 
     for eqn in jaxpr.eqns:
         values = [read(v) for v in eqn.invars]
-        if eqn.primitive.name in CALLS:
-            (inner,) = (p for p in eqn.params.values() if isinstance(p, ClosedJaxpr))
-            with _scope(eqn):
-                results = _run(inner, values)
+        if (called := jaxprs.plain_call(eqn)) is not None:
+            with jaxprs.scope(eqn):
+                results = _run(called, values)
         else:
-            results = evaluate(eqn, values)
+            results = jaxprs.evaluate(eqn, values)
         known.update(zip(eqn.outvars, results, strict=True))
     return [read(v) for v in jaxpr.outvars]
-
-
-@contextlib.contextmanager
-def _scope(eqn: Any) -> Iterator[None]:
-    """The names under which an operation was traced."""
-    name = str(eqn.source_info.name_stack)
-    with jax.named_scope(name) if name else contextlib.nullcontext():
-        yield

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
 
+from jaxdp.jaxprs import evaluate
 from jaxdp.waiting import never
-from jaxdp.zero.flat import evaluate
 from jaxdp.zero.shards import Shard, is_shard
 from jaxdp.zero.uses import Uses, uses
 from jaxdp.zero.uses import order_of_use as order_of_use

@@ -13,17 +13,18 @@ sum); others, (N - 1) K / N bytes sent per device, and K of memory while they ru
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxdp import jaxprs
 from jaxdp.packing import axis_size
+from jaxdp.trees import own_parameter
 from jaxdp.zero.flat import flattened
 from jaxdp.zero.partition_rules import RULES, bound
 from jaxdp.zero.partition_values import Axis, Form, Value, common_form
@@ -86,10 +87,10 @@ def unpartitionable(function: Callable[..., PyTree], *shapes: PyTree) -> str | N
         program = jax.make_jaxpr(function)(*shapes)
     except (NameError, ValueError) as error:  # an axis, say, that is not bound here
         return f"tracing it raised {type(error).__name__} ({error})"
-    for eqn in _operations(program):
+    for eqn in jaxprs.equations(program):
         name = eqn.primitive.name
         operands = ", ".join(v.aval.str_short() for v in eqn.invars) or "nothing"
-        if name == "shard_map" or "collective" in eqn.params or _axes(eqn.params):
+        if name == "shard_map" or "collective" in eqn.params or jaxprs.mesh_axes(eqn):
             return f"its {name} of {operands} uses the devices of a mesh"
         if eqn.effects and name not in SHOWING and not jaxprs.inner(eqn):
             return f"its {name} of {operands} would act once on every device"
@@ -99,9 +100,9 @@ def unpartitionable(function: Callable[..., PyTree], *shapes: PyTree) -> str | N
 def sharded_leaves(opt_state: PyTree, params: PyTree) -> PyTree:
     """Which leaves of an optimizer's state are cut into shards: a tree of bools.
 
-    Those that belong to one parameter, element by element: their path ends with its
-    path, the longest that fits, and they have its shape. Where the parameters are one
-    array, the path tells nothing; there a state of one element stays whole.
+    Those that belong to one parameter (`own_parameter`) element by element: they have
+    its shape. Where the parameters are one array, the path tells nothing; there a state
+    of one element stays whole.
 
     Args:
         opt_state: Arrays or their shapes, as from `optimizer.init`.
@@ -113,8 +114,7 @@ def sharded_leaves(opt_state: PyTree, params: PyTree) -> PyTree:
     }
 
     def belongs(path, leaf):
-        ends = [path[start:] for start in range(len(path) + 1)]
-        own = next((end for end in ends if end in known), None)
+        own = own_parameter(path, known)
         if own is None or known[own] != np.shape(leaf):
             return False
         return own != () or known[own] != ()
@@ -202,18 +202,3 @@ def _given_back(value: Value, form: Form) -> Any:
 def _whole_type(leaf: Any) -> Any:
     """The type of the array that a `Shard` is a part of; others as they are."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_shard(leaf) else leaf
-
-
-def _operations(program: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
-    """All operations, those of inner programs after what runs them."""
-    for eqn in jaxprs.opened(program).eqns:
-        yield eqn
-        for inner in jaxprs.inner(eqn):
-            yield from _operations(inner)
-
-
-def _axes(params: dict[str, Any]) -> list[Any]:
-    """The mesh axes in the parameters of an operation."""
-    axes = params.get("axes", params.get("axis_name", ()))
-    axes = axes if isinstance(axes, tuple | list) else (axes,)
-    return [axis for axis in axes if isinstance(axis, str)]

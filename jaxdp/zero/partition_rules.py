@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.zero.flat import evaluate
+from jaxdp.jaxprs import evaluate
 from jaxdp.zero.partition_values import Value, common_layers
 
 Rule = Callable[[Any, Sequence[Value]], list[Value] | None]

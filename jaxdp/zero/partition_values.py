@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxdp import guard
+from jaxdp import marks
 from jaxdp.collectives import all_gather
 from jaxdp.zero.shards import Shard, is_real, joined, local_size, own
 
@@ -55,7 +55,7 @@ class Axis:
 
     def summed(self, partial: jax.Array) -> jax.Array:
         """The sum of one scalar per device."""
-        return lax.psum(guard.mark_values(partial), self.name)
+        return lax.psum(marks.values(partial), self.name)
 
     def collected(self, partial: jax.Array) -> jax.Array:
         """One scalar per device, `[N]`, by a sum in which all others add zeros.

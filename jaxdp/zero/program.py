@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jaxdp import guard
+from jaxdp import marks
 from jaxdp.buckets import assign, scoped
 from jaxdp.gradient import GradientProgram, Leaving
 from jaxdp.precision import Precision
@@ -123,7 +123,7 @@ class ShardedProgram(GradientProgram):
         shards, structure = jax.tree.flatten(layers.shards, is_leaf=is_shard)
 
         def mean(total):
-            part = guard.mark_aggregated(total, wire.axis_name) / wire.devices
+            part = marks.aggregated(total, wire.axis_name) / wire.devices
             if wire.outer is not None:
                 (part,) = wire.everywhere([part], (wire.outer,))
             return part

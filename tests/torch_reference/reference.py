@@ -1,4 +1,4 @@
-"""Launch workers, wait for them, and read what they wrote.
+"""Launch processes, wait for them, and read what they wrote.
 
 Importing torch and starting XLA take seconds, so one launch runs many jobs in
 sequence: all torch jobs, or all jaxdp jobs of one dtype. A launch happens when its
@@ -6,12 +6,12 @@ first job is asked for, once per test process.
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ def run_reference(job: problem.Job) -> problem.Trajectory:
 
     Raises:
         ValueError: if `job` is not one of `problem.all_jobs()`.
-        RuntimeError: if a worker fails, or if the launch takes over `TIMEOUT_S`
-            seconds; the message holds what the workers wrote to stderr.
+        RuntimeError: if the launch fails, or takes over `TIMEOUT_S` seconds; the
+            message holds what it wrote.
     """
     if job not in (jobs := problem.all_jobs()):
         raise ValueError(
@@ -54,17 +54,12 @@ def _launch_name(job: problem.Job) -> str:
 def _launch(name: str) -> dict[problem.Job, problem.Trajectory] | RuntimeError:
     """Run all jobs of one launch; return their trajectories, or why it failed."""
     jobs = [job for job in problem.all_jobs() if _launch_name(job) == name]
-    if name == "torch":
-        module, environment = "worker", _torch_environment()
-        arguments = [[str(rank)] for rank in range(problem.MAX_WORLD_SIZE)]
-    else:
-        module, environment = "jax_side", _jax_environment(jobs[0].dtype)
-        arguments = [[]]
+    module = "worker" if name == "torch" else "jax_side"
+    given = environment(jobs[0].library, jobs[0].dtype)
     with tempfile.TemporaryDirectory() as folder:
-        commands = [[f"tests.torch_reference.{module}", folder, *a] for a in arguments]
         files.write_jobs(Path(folder), jobs)
         try:
-            run_workers(commands, environment, Path(folder))
+            run([f"tests.torch_reference.{module}", folder], given, Path(folder))
         except RuntimeError as error:
             return error
         return {job: files.read_trajectory(Path(folder), job) for job in jobs}
@@ -92,9 +87,9 @@ def arrays_of(job: Any, name: str, jobs: tuple[Any, ...]) -> dict[str, np.ndarra
 def _launches(name: str, jobs: tuple[Any, ...]) -> dict[str, Any]:
     """Run both libraries beside each other; what they made, or why they failed."""
     libraries = ("torch", "jax")
-    run = functools.partial(_launch_library, name, jobs)
+    launch = functools.partial(_launch_library, name, jobs)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        return dict(zip(libraries, pool.map(run, libraries), strict=True))
+        return dict(zip(libraries, pool.map(launch, libraries), strict=True))
 
 
 def _launch_library(name: str, jobs: tuple[Any, ...], library: str) -> Any:
@@ -104,7 +99,7 @@ def _launch_library(name: str, jobs: tuple[Any, ...], library: str) -> Any:
         given = environment(library, "float64")
         try:
             # They share the cores, so each may take as long as both together.
-            run_workers([command], given, Path(folder), 2 * TIMEOUT_S)
+            run(command, given, Path(folder), 2 * TIMEOUT_S)
         except RuntimeError as error:
             return error
         own = [job for job in jobs if job.library == library]
@@ -133,52 +128,31 @@ def _jax_environment(dtype: str) -> dict[str, str]:
     }
 
 
-def run_workers(
-    commands: list[list[str]],
+def run(
+    command: list[str],
     environment: dict[str, str],
     directory: Path,
     timeout_s: float = TIMEOUT_S,
 ) -> None:
-    """Run `python -m COMMAND` for each command at the same time, and wait for all.
-
-    When one fails or time is up, the others are killed. stderr goes to files in
-    `directory`, because a full pipe would stop a worker.
+    """Run `python -m COMMAND`, and wait for it; `directory` keeps what it writes.
 
     Raises:
-        RuntimeError: if a worker fails or time is up.
+        RuntimeError: if it fails or time is up; the message holds the end of that.
     """
-    deadline = time.monotonic() + timeout_s
-    logs = [directory / f"stderr{rank}.txt" for rank in range(len(commands))]
-    workers: list[subprocess.Popen] = []
-    try:
-        for command, log in zip(commands, logs, strict=True):
-            with log.open("wb") as stderr:
-                workers.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", *command],
-                        cwd=ROOT,
-                        env=os.environ | environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=stderr,
-                        stderr=stderr,
-                    )
-                )
-        while None in (codes := [worker.poll() for worker in workers]):
-            if any(codes) or time.monotonic() > deadline:
-                break
-            time.sleep(0.02)
-    finally:
-        for worker in workers:
-            if worker.poll() is None:
-                worker.kill()
-            worker.wait()
-    if any(code != 0 for code in codes):
-        outputs = "\n".join(
-            f"--- rank {rank}, exit code {code} ---\n{log.read_text()[-4000:]}"
-            for rank, (code, log) in enumerate(zip(codes, logs, strict=True))
-        )
+    log, code = directory / "log.txt", None
+    with log.open("wb") as output, contextlib.suppress(subprocess.TimeoutExpired):
+        code = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            timeout=timeout_s,
+            check=False,
+        ).returncode
+    if code != 0:
         raise RuntimeError(
-            f"{len(commands)} workers of {commands[0][0]} did not all succeed within "
-            f"{timeout_s} s: exit codes {codes}, where None means killed. Their "
-            f"stderr follows.\n{outputs}"
+            f"{command[0]} did not succeed within {timeout_s} s: exit code {code}, "
+            f"where None means killed. It wrote:\n{log.read_text()[-4000:]}"
         )

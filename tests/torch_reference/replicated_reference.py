@@ -59,9 +59,7 @@ def _launch(name: tuple[str, str]) -> Runs | RuntimeError:
         command = [module, folder, *filter(None, [dtype])]
         try:
             # They share the cores, so each may take as long as all together.
-            reference.run_workers(
-                [command], environment, Path(folder), 2 * reference.TIMEOUT_S
-            )
+            reference.run(command, environment, Path(folder), 2 * reference.TIMEOUT_S)
         except RuntimeError as error:
             return error
         return {

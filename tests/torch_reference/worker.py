@@ -1,4 +1,4 @@
-"""One torch worker: `python -m tests.torch_reference.worker DIRECTORY RANK`.
+"""All torch workers: `python -m tests.torch_reference.worker DIRECTORY`.
 
 Before and after every step all workers hold the same parameters; each one computes the
 gradient of the mean loss over its slice of the batch. Slices are equal, so the mean of
@@ -17,9 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # the first optimizer would import it, once per process
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.torch_reference import files, group, layout, problem
@@ -53,8 +55,16 @@ MODELS = {"mlp": MLP, "tiny_net": TinyNet}
 LOSSES = {"mlp": F.mse_loss, "tiny_net": F.cross_entropy}  # both: mean over the batch
 
 
-def main(directory: Path, rank: int) -> None:
-    """Run every job of `directory` that has a worker of this rank."""
+def main(directory: Path) -> None:
+    """Run every job of `directory`, in one process per rank.
+
+    They are forks, because importing torch takes longer than all jobs.
+    """
+    start_processes(run_rank, (directory,), problem.MAX_WORLD_SIZE, start_method="fork")
+
+
+def run_rank(rank: int, directory: Path) -> None:
+    """Run every job that has a worker of this rank."""
     for job in group.jobs_of_rank(files.read_jobs(directory), directory, rank):
         run(job, directory)
 
@@ -212,4 +222,4 @@ def host_params(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]))

@@ -19,6 +19,7 @@ class CellsView {
 
   show(schedule) {
     this.schedule = schedule;
+    this.frame = null;
     this.long = schedule.rounds.some((round) => sendsOf(round).some((send) =>
       Math.abs(send.source - send.target) > 1 && !this.wraps(send, sendsOf(round))));
     const devices = [...Array(schedule.devices).keys()];

@@ -27,7 +27,7 @@ from jaxdp.program.hlo.shapes import Array, arrays
 from jaxdp.program.memory.live import Value, live_at_peak
 from jaxdp.program.memory.placed import KINDS as STATE_KINDS
 from jaxdp.program.memory.planned import Memory
-from jaxdp.program.trained import check_step, trainer_of
+from jaxdp.program.trained import check_step, trainer_behind
 
 if TYPE_CHECKING:
     from jaxdp.program.report import ProgramReport
@@ -111,7 +111,7 @@ def held(report: "ProgramReport", train: Any) -> Holdings:
         TypeError: `train` is no training.
         ValueError: The program is the step of another training.
     """
-    trainer = trainer_of(train, "held")
+    trainer = trainer_behind(train, "held")
     if report.arguments is not None:
         check_step(report, trainer, "held")
     leaves: dict[str, list[tuple[str, int]]] = defaultdict(list)

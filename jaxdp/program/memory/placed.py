@@ -41,8 +41,12 @@ class Placement(NamedTuple):
 def placed(tree: PyTree) -> dict[Device, int]:
     """Bytes that a tree of arrays takes on each device that holds some of it.
 
-    An array that is in the tree twice counts once. What is no `jax.Array` is on no
-    device.
+    Args:
+        tree: Arrays; one that is in it twice counts once, and what is no `jax.Array` is
+            on no device.
+
+    Returns:
+        Bytes by device, of the devices of this process.
 
     Example:
         >>> import jax.numpy as jnp
@@ -64,6 +68,12 @@ def placed_by_kind(state: TrainState) -> dict[Device, Placement]:
     Kinds are "parameters", "optimizer state", "model state" and "other": the step, the
     key and the loss scale.
 
+    Args:
+        state: What `train.init` or `train.step` gave.
+
+    Returns:
+        Of each device a `Placement`: what it holds and what it uses, by kind.
+
     Raises:
         TypeError: `state` is no `TrainState`.
     """
@@ -71,7 +81,7 @@ def placed_by_kind(state: TrainState) -> dict[Device, Placement]:
         raise TypeError(
             f"placed_by_kind got a {type(state).__name__}. It tells kinds apart by the "
             "fields of a jaxdp.TrainState. For other trees of arrays use "
-            "jaxdp.program.memory.placed, one call a kind."
+            "jaxdp.program.placed, one call a kind."
         )
     parts = {kind: placed(getattr(state, name)) for name, kind in KINDS.items()}
     parts["other"] = placed((state.step, state.rng, state.loss_scale))

@@ -20,7 +20,7 @@ from jaxdp.buckets import Bucket
 from jaxdp.designs import Design, NativeAllReduce
 from jaxdp.program import logical
 from jaxdp.program.collective import CollectiveOp
-from jaxdp.program.trained import step_mesh, step_shapes, trainer_of
+from jaxdp.program.trained import step_mesh, step_shapes, trainer_behind
 from jaxdp.program.verdict.changes import MERGING, Finding, find, label
 from jaxdp.program.verdict.distance import Distance, distances
 from jaxdp.state import TrainState
@@ -104,7 +104,7 @@ def verify(report: "ProgramReport", train: Any, *arguments: Any) -> Verdict:
         ValueError: The program is not the step of this training, or arguments are
             missing, or a mesh of several axes has another number of devices.
     """
-    trainer = trainer_of(train, "verify")
+    trainer = trainer_behind(train, "verify")
     state, batch = step_shapes(report, trainer, arguments)
     mesh = step_mesh(trainer, report.devices, report.device)
     program = trainer.trace_on(mesh, state, batch)

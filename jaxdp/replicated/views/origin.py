@@ -12,25 +12,16 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
+from jaxdp import jaxprs
 from jaxdp.replicated.devices import Device
 from jaxdp.replicated.views.places import layer_of, source_of, trace
 
 Arrays = list[Any]
 Kinds = tuple[str, ...]
 
-# Equations that only call a program of their own, by name; the rest are evaluated as
-# one: `cond`, `while`, and a `scan` that could not be unrolled.
-CALLS = {
-    "jit",
-    "pjit",
-    "closed_call",
-    "core_call",
-    "remat",
-    "remat2",
-    "checkpoint",
-    "custom_jvp_call",
-    "custom_vjp_call",
-}
+# Equations that are entered; the rest are evaluated as one: `cond`, `while`, and a
+# `scan` that could not be unrolled.
+ENTERED = jaxprs.CALLS | {"remat", "remat2", "checkpoint"}
 
 
 class Origin(NamedTuple):
@@ -156,7 +147,7 @@ def _evaluate(
 
 def _called(eqn: Any) -> Any:
     """The program that an equation only calls."""
-    if eqn.primitive.name not in CALLS:
+    if eqn.primitive.name not in ENTERED:
         return None
     return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
 
@@ -165,10 +156,7 @@ def _run(
     eqn: Any, values: list[Value], kinds: Kinds, callers: tuple[Any, ...], order: int
 ) -> list[Value]:
     """Evaluates one equation."""
-    params = eqn.primitive.get_bind_params(eqn.params)
-    with eqn.ctx.manager:
-        made = eqn.primitive.bind(*(value.array for value in values), **params)
-    made = list(made) if eqn.primitive.multiple_results else [made]
+    made = jaxprs.evaluate(eqn, [value.array for value in values])
     maker = Made(order, eqn, callers, [value for value in values if value.bad])
     bad = check(made, kinds)
     return [Value(a, b, maker if b else None) for a, b in zip(made, bad, strict=True)]

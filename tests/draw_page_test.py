@@ -1,0 +1,367 @@
+"""The step-through page in a real browser: it shows what the library computes."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from jaxdp import algorithms, draw
+from jaxdp.draw import catalogue, stepping
+from jaxdp.draw.cells import COMPLETE, colour
+from jaxdp.draw.frames import frames, record
+from jaxdp.draw.units import bytes_text, seconds_text
+from jaxdp.targets import hardware
+from tests import browser as browsers
+
+pytestmark = browsers.needs_browser()
+MIB = 2**20
+SHARED = "2-ethernet-100g"  # two devices in a host share an adapter
+ALL_REDUCES = [
+    n for n, c in catalogue.choices().items() if c.collective == "all_reduce"
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browsers.started() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "ring.html"
+    draw.write_page(path)
+    return path
+
+
+@pytest.fixture
+def page(browser, file):
+    with browsers.opened(browser, file) as page:
+        yield page
+
+
+def _go(page, fragment):
+    page.evaluate("fragment => { location.hash = fragment; read(); }", fragment)
+
+
+def _hash(page):
+    return page.evaluate("location.hash")
+
+
+def _cells(page):
+    """What the cells say, by device and chunk: digits, and whether complete."""
+    return page.evaluate(
+        "() => cells.cells.map(column => column.map(cell => "
+        "[cell.innerText.replace(/\\s/g, ''), cell.classList.contains('complete')]))"
+    )
+
+
+def test_frames_of_the_page_are_those_of_the_library(page):
+    """Every algorithm and number of devices; 1,000,003 bytes on every kind of link."""
+    text = page.evaluate(
+        """([size, machine]) => JSON.stringify(data.algorithms.map((algorithm) =>
+          [algorithm.id, Object.values(algorithm.schedules).map((schedule) => [
+            schedule.devices,
+            framesOf(schedule, size, data.machines.find(({ id }) => id === machine)),
+            schedule.now, schedule.next,
+          ])]))""",
+        [1_000_003, SHARED],
+    )
+    found = json.loads(text)
+    assert [name for name, _ in found] == [*draw.names()]
+    machine = hardware("h100", devices_per_host=2, network_name="ethernet-100g")
+    for name, by_devices in found:
+        fits = catalogue.choice(name).fits
+        assert [n for n, *_ in by_devices] == [n for n in stepping.DEVICES if fits(n)]
+        for devices, shown, now, following in by_devices:
+            expected = frames(catalogue.build(name, devices), 1_000_003, machine)
+            assert now == [frame.now for frame in expected]
+            assert following == [[f.next, f.detail] for f in expected[:-1]]
+            for frame, got in zip(map(record, expected), shown, strict=True):
+                assert got["held"] == frame["held"]
+                assert got["sends"] == frame["sends"]
+                assert got["sent"] == list(frame["sent_bytes"])
+                assert got["received"] == list(frame["received_bytes"])
+                assert got["clock"] == pytest.approx(frame["clock_s"], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL_REDUCES)
+def test_stepping_to_the_end_completes_every_chunk_everywhere(page, name):
+    for devices in (2, 4, 8):
+        _go(page, f"{name}-{devices}")
+        start = _cells(page)
+        rounds = len(catalogue.build(name, devices).rounds)
+        for done in range(rounds):
+            assert _hash(page) == f"#{name}-{devices}-{done}"
+            page.keyboard.press("ArrowRight")
+        everyone = "".join(map(str, range(devices)))
+        chunks = catalogue.build(name, devices).chunks
+        assert _cells(page) == [[[everyone, True]] * chunks] * devices
+        assert page.locator("#count").inner_text() == f"{rounds} of {rounds} rounds"
+        assert page.locator("#forward").is_disabled()
+        page.keyboard.press("ArrowRight")  # nothing further
+        assert _hash(page) == f"#{name}-{devices}-{rounds}"
+        page.keyboard.press("Home")
+        assert _cells(page) == start
+
+
+def test_buttons_scrubber_and_keys_step(page):
+    def after(name, does):
+        does()
+        return page.locator("#count").inner_text(), _hash(page)
+
+    press = page.keyboard.press
+    assert after("forward", page.locator("#forward").click) == (
+        "1 of 6 rounds",
+        "#ring-4-1",
+    )
+    assert after("last", page.locator("#last").click)[1] == "#ring-4-6"
+    assert after("back", page.locator("#back").click)[1] == "#ring-4-5"
+    assert after("first", page.locator("#first").click)[1] == "#ring-4-0"
+    assert page.locator("#back").is_disabled()
+    assert after("end", lambda: press("End"))[1] == "#ring-4-6"
+    assert after("left", lambda: press("ArrowLeft"))[1] == "#ring-4-5"
+    assert after("scrubber", lambda: page.locator("#done").fill("2"))[1] == "#ring-4-2"
+    page.locator("#done").focus()
+    assert after("key in scrubber", lambda: press("ArrowRight"))[1] == "#ring-4-3"
+    page.locator("body").press("?")
+    assert page.locator("details").get_attribute("open") is not None
+
+
+def test_lists_choose_algorithm_and_devices(page):
+    page.locator("#algorithm").select_option("hierarchical")
+    assert _hash(page) == "#hierarchical-4-0"
+    assert page.locator("#devices").inner_text().split() == ["2", "4", "6", "8", "16"]
+    page.get_by_role("radio", name="6", exact=True).check(force=True)
+    assert _hash(page) == "#hierarchical-6-0"
+    assert page.locator("#links .host").count() == 2
+    page.locator("#rivals").get_by_role("button", name="Direct", exact=True).click()
+    assert _hash(page) == "#direct-6-0"
+    assert page.locator("#algorithm").input_value() == "direct"
+
+
+def test_an_address_opens_a_moment_and_wrong_ones_do_no_harm(browser, file):
+    for fragment, shown in [
+        ("star-8-1", "#star-8-1"),
+        ("ring-4-99", "#ring-4-6"),
+        ("hierarchical-7-0", "#hierarchical-6-0"),
+        ("ring", "#ring-4-0"),
+        ("nothing-4-1", "#ring-4-0"),
+        ("%3Cscript%3E", "#ring-4-0"),
+    ]:
+        with browsers.opened(browser, file, fragment=fragment) as page:
+            assert _hash(page) == shown
+
+
+def test_play_moves_chunks_and_reaches_the_end(browser, file):
+    with browsers.opened(
+        *(browser, file),
+        reduced_motion=False,
+        bypass_csp=True,  # for wait_for_function
+    ) as page:
+        page.locator("#speed").select_option("4")
+        page.locator("body").press(" ")
+        assert page.locator("#play").get_attribute("aria-label") == "Pause"
+        page.wait_for_function("cells.packets && cells.packets.length === 4")
+        assert page.locator("#flights .packet").count() == 4
+        page.wait_for_function("location.hash === '#ring-4-6' && !state.playing")
+        assert page.locator(".cell.complete").count() == 16
+        assert page.locator("#play").get_attribute("aria-label") == "Play"
+        page.locator("#play").click()  # from the start again
+        page.wait_for_function("location.hash === '#ring-4-1'")
+        page.locator("#play").click()
+        assert not page.evaluate("state.playing")
+
+
+def test_clock_and_bytes_are_those_of_the_cost_model(page):
+    _go(page, "star-8-1")
+    now, end = frames(algorithms.star(8), 64 * MIB)[1:]
+
+    def text(name):
+        return page.locator(f"#{name}").inner_text()
+
+    assert text("clock") == seconds_text(now.clock_s)
+    assert text("clock-of") == f"of {seconds_text(end.clock_s)}, 2 rounds"
+    assert text("busiest-what") == f"of {bytes_text(7 * 64 * MIB)} sent by device 0"
+    assert "device 0 sent 0 B and received 448 MiB;" in page.locator(
+        "#bytes"
+    ).get_attribute("aria-label")
+    page.locator("#machine").select_option("1-ethernet-10g")
+    page.locator("#size").fill("20")
+    slow = hardware("h100", devices_per_host=1, network_name="ethernet-10g")
+    slower = frames(algorithms.star(8), MIB, slow)[1]
+    assert text("clock") == seconds_text(slower.clock_s)
+    assert text("size-text") == "1 MiB"
+    assert "1 MiB" in text("bytes")
+    units = "([bytes, seconds]) => [bytes.map(bytesText), seconds.map(secondsText)]"
+    sizes, times = [0, 999, 1000, 1536, 2**34], [0, 1e-10, 9.999e-4, 0.5, 75]
+    assert page.evaluate(units, [sizes, times]) == [
+        [*map(bytes_text, sizes)],
+        [*map(seconds_text, times)],
+    ]
+
+
+def test_working_it_out_by_hand(page):
+    _go(page, "ring-4-2")  # the next round completes chunk r of device r
+    page.locator("body").press("h")
+    assert page.locator("#by-hand").is_checked()
+    assert page.locator("#links .packet text").all_text_contents() == ["?"] * 4
+    assert page.locator("#flights .arrow").count() == 0
+    assert "goes from" not in page.locator("#said").inner_text()
+
+    def mark(device, chunk, times):
+        for _ in range(times):
+            page.locator(f"[data-device='{device}'][data-chunk='{chunk}']").click()
+
+    for device in range(3):
+        mark(device, device, 2)
+    mark(3, 3, 1)  # it does not only change
+    mark(0, 2, 1)  # it does not change
+    page.locator("#check").click()
+    verdict = page.locator("#verdict").inner_text()
+    assert verdict.startswith("3 of 4 right.")
+    assert "Device 3, chunk 3 becomes complete" in verdict
+    assert "Device 0, chunk 2 does not change" in verdict
+    judged = (
+        "[...document.querySelectorAll('[data-judged]')].map(c => c.dataset.judged)"
+    )
+    assert sorted(page.evaluate(judged)) == ["right"] * 3 + ["wrong"] * 2
+    assert page.locator("#score").inner_text() == "0 of 1 rounds right at once"
+    page.locator("body").press("ArrowRight")
+    assert page.locator("[data-mark], [data-judged]").count() == 0
+    for device in range(4):
+        mark(device, (device + 3) % 4, 2)
+    page.locator("body").press("c")
+    assert page.locator("#verdict").inner_text().startswith("Right: all 4 cells.")
+    assert page.locator("#score").inner_text() == "1 of 2 rounds right at once"
+    assert page.locator("#links .packet text").all_text_contents() == [
+        "0",
+        "1",
+        "2",
+        "3",
+    ]
+
+
+def test_cells_are_walked_and_marked_with_keys(page):
+    page.locator("body").press("h")
+    page.locator(".cell[tabindex='0']").focus()
+    for key in (
+        "ArrowRight",
+        "ArrowDown",
+        "ArrowDown",
+        "ArrowLeft",
+        "ArrowLeft",
+        "Enter",
+    ):
+        page.keyboard.press(key)
+    assert _hash(page) == "#ring-4-0"  # arrow keys did not step
+    marked = page.locator("[data-mark]")
+    assert marked.count() == 1
+    label = marked.get_attribute("aria-label")
+    assert (
+        label
+        == "Device 0, chunk 2: the contribution of device 0, 1 of 4; marked: changes"
+    )
+
+
+def test_everything_has_a_name_and_the_sentence_is_announced(page):
+    nameless = page.evaluate(
+        "() => [...document.querySelectorAll('button, input, select')].filter((e) => "
+        "!(e.innerText || e.getAttribute('aria-label') || e.closest('label')?.innerText"
+        "  || e.closest('label')?.textContent.trim())).map((e) => e.outerHTML)"
+    )
+    assert nameless == []
+    said = page.locator("[aria-live=polite]")
+    page.locator("body").press("ArrowRight")
+    assert "After round 0 no chunk is complete yet" in said.inner_text()
+    page.keyboard.press("Tab")
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    assert page.evaluate(outline) == "solid"
+
+
+def _rgb(text):
+    return tuple(map(int, re.findall(r"\d+", text)[:3]))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_cells_have_the_colours_of_the_figures(browser, file, scheme):
+    with browsers.opened(browser, file, fragment="ring-4-3", scheme=scheme) as page:
+        seen = page.evaluate(
+            "() => cells.cells.map(column => column.map(cell => "
+            "getComputedStyle(cell).backgroundColor))"
+        )
+    frame = frames(algorithms.ring(4))[3]
+    for cell in frame.cells:
+        expected = tuple(round(255 * part) for part in colour(cell.share))
+        assert _rgb(seen[cell.device][cell.chunk]) == expected
+    assert _rgb(seen[0][0]) == tuple(round(255 * part) for part in COMPLETE)
+
+
+SEEN = {
+    "ring-4-3": "ring",
+    "direct-8-0": "direct",
+    "hierarchical-8-3": "hierarchical",
+    "halving_doubling-16-2": "sixteen",
+}
+
+
+@pytest.mark.parametrize("fragment", SEEN)
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (390, "dark")], ids=["desk", "phone"]
+)
+def test_nothing_overflows(browser, file, fragment, width, scheme):
+    look = {"fragment": fragment, "width": width, "scheme": scheme}
+    with browsers.opened(browser, file, **look) as page:
+        assert browsers.too_wide(page) == []
+        page.locator("summary").click()
+        assert browsers.too_wide(page) == []
+        page.locator("summary").click()
+        browsers.screenshot(page, f"step-{SEEN[fragment]}-{width}")
+
+
+def test_your_own_schedule_and_a_hostile_title(browser, tmp_path):
+    hostile = "</script><script>alert(1)</script><b>&\u2028{{data}}"
+    own = dataclasses.replace(algorithms.direct(3), name=hostile)
+    machine = dataclasses.replace(hardware("h100"), name=hostile)
+    path = tmp_path / "own.html"
+    draw.write_page(path, own, size_mb=1.5, hardware=machine, title=hostile)
+    with browsers.opened(browser, path) as page:
+        assert page.locator("h1").inner_text() == hostile.replace("\u2028", "\n")
+        assert page.title().startswith("</script>")
+        assert page.locator("#algorithm option").first.inner_text() == hostile
+        assert _hash(page) == "#own-3-0"
+        assert page.locator("#size-text").inner_text() == "1.5 MiB"
+        page.locator("body").press("End")
+        assert page.locator(".cell.complete").count() == 9
+
+
+def test_the_page_is_one_small_file_without_addresses(file):
+    text = file.read_text(encoding="utf-8")
+    assert len(text) < 400_000
+    assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {
+        "http://www.w3.org/2000/svg"
+    }
+    assert re.findall(r"(?:src|href)=\"([^\"]*)\"", text) == ["data:,"]
+
+
+def test_a_page_can_have_more_devices_for_one_algorithm(browser, tmp_path):
+    draw.write_page(tmp_path / "ring.html", "ring", 12)
+    with browsers.opened(browser, tmp_path / "ring.html") as page:
+        assert _hash(page) == "#ring-12-0"
+        page.locator("body").press("End")
+        assert page.locator(".cell.complete").count() == 144
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"schedule": "rings"}, "Did you mean 'ring'"),
+        ({"schedule": "hierarchical", "devices": 3}, "an even number"),
+        ({"hardware": "h1000"}, "Did you mean 'h100'"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(tmp_path, given, message):
+    with pytest.raises(ValueError, match=message):
+        draw.write_page(tmp_path / "page.html", **given)
+    assert not (tmp_path / "page.html").exists()
