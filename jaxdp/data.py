@@ -162,42 +162,6 @@ def rows_over(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(mesh.axis_names))
 
 
-def with_servers(batch: PyTree, mesh: Mesh, serving_ranks: int) -> PyTree:
-    """A batch of the workers as arrays over the whole mesh; servers get nothing real.
-
-    One program runs on all devices, so each must have an array. No row moves.
-
-    Args:
-        batch: From `shard_batch`, over `worker_mesh(mesh, serving_ranks)`.
-        mesh: The whole mesh.
-        serving_ranks: How many ranks of its first axis only serve.
-    """
-    sharding = rows_over(mesh)
-    servers, local = {*mesh.devices[:serving_ranks].flat}, mesh.local_devices
-    workers = mesh.size - len(servers)
-
-    def extend(leaf):
-        shards = {shard.device: shard.data for shard in leaf.addressable_shards}
-        shape = (leaf.shape[0] // workers, *leaf.shape[1:])
-        return jax.make_array_from_single_device_arrays(
-            (shape[0] * mesh.size, *shape[1:]),
-            sharding,
-            [
-                _blank(shape, leaf.dtype, d) if d in servers else shards[d]
-                for d in local
-            ],
-            dtype=leaf.dtype,
-        )
-
-    return jax.tree.map(extend, batch)
-
-
-@functools.lru_cache(maxsize=64)
-def _blank(shape: tuple[int, ...], dtype: Any, device: Any) -> jax.Array:
-    """Zeros that nobody reads."""
-    return jax.device_put(jnp.zeros(shape, dtype), device)
-
-
 def _common_length(batch: PyTree) -> int:
     """The number of rows that all leaves share."""
     starts = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}

@@ -75,6 +75,18 @@ class Replica(NamedTuple):
         through = self._through().unreduced()
         return self._contribution(self._inputs(state, batch), through)[0]
 
+    def gradients_only(self, params: PyTree) -> Contribution:
+        """Shapes of the gradients that travel, as if the last were ready first."""
+        leaves, structure = jax.tree.flatten(params)
+        read = [True] * len(leaves)
+        if self.design.prunes:
+            read = read_gradients(self.optimizer, params)
+        kept = [leaf if r else None for leaf, r in zip(leaves, read, strict=True)]
+        ready = tuple(range(sum(read), 0, -1))
+        return Contribution(
+            structure.unflatten(kept), Mean(None, None), {}, None, ready
+        )
+
     def total(self, state: TrainState, batch: PyTree) -> Any:
         """What this device's loss adds up to, in its first micro-batch; to be traced.
 

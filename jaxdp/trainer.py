@@ -7,7 +7,6 @@ once and that parameters end equal everywhere; the tests compare all replicas bi
 bit.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +16,10 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxdp import guard
-from jaxdp.backward import read_gradients
+from jaxdp.batches import Batches
 from jaxdp.buckets import Buckets
-from jaxdp.data import split_rows, with_servers
-from jaxdp.designs import Design
-from jaxdp.loss import Contribution, Mean
-from jaxdp.mesh import without_mesh, worker_mesh
+from jaxdp.loss import Contribution
+from jaxdp.mesh import without_mesh
 from jaxdp.precision import check_not_failed, has_failed
 from jaxdp.processes.agreement import (
     check_same_devices,
@@ -31,6 +27,7 @@ from jaxdp.processes.agreement import (
     check_same_tree,
 )
 from jaxdp.processes.values import on_all, ranks_of
+from jaxdp.proof import prove
 from jaxdp.replica import Replica
 from jaxdp.state import (
     TrainState,
@@ -66,7 +63,7 @@ class Trainer:
             design=design,
         )
         self.specs = (spec, P(axis_name))
-        self.worker_mesh = worker_mesh(mesh, design.serving_ranks)
+        self.batches = Batches(mesh, design.serving_ranks)
         sharding = jax.tree.map(
             lambda part: NamedSharding(mesh, part),
             spec,
@@ -93,12 +90,6 @@ class Trainer:
             out_shardings=self.replicated,
         )
 
-    @property
-    def first_worker(self) -> int:
-        """The first device that has rows, by its place in the mesh."""
-        of_each = self.mesh.size // len(self.mesh.devices)
-        return self.replica.design.serving_ranks * of_each
-
     def init(
         self,
         params: PyTree,
@@ -120,7 +111,7 @@ class Trainer:
     def step(self, state: TrainState, batch: PyTree) -> tuple[TrainState, dict]:
         """One optimizer update."""
         self._check(state, "step")
-        batch = self._placed(batch)
+        batch = self.batches.placed(batch)
         if len(self.ranks) > 1:
             self._agree(state, batch)
         return self.run_step(state, batch)
@@ -137,7 +128,9 @@ class Trainer:
         self._check(state, "model_state")
         if self.specs[0].model_state == P():
             return without_mesh(jax.tree.map)(jnp.copy, state.model_state)
-        return jax.tree.map(lambda leaf: leaf[self.first_worker], state.model_state)
+        return jax.tree.map(
+            lambda leaf: leaf[self.batches.first_worker], state.model_state
+        )
 
     def buckets(self, params: PyTree, batch: PyTree = None) -> Buckets:
         """Which gradients travel together."""
@@ -150,25 +143,13 @@ class Trainer:
             contribution = self._contribution(state, batch)
         else:
             full = jax.eval_shape(design.full_params, state.params)
-            contribution = self._gradients_only(full)
+            contribution = self.replica.gradients_only(full)
         return Buckets.of(design.buckets(contribution), _named(contribution))
-
-    def _gradients_only(self, params: PyTree) -> Contribution:
-        """Shapes of the gradients that travel, as if the last were ready first."""
-        leaves, structure = jax.tree.flatten(params)
-        read = [True] * len(leaves)
-        if self.replica.design.prunes:
-            read = read_gradients(self.replica.optimizer, params)
-        kept = [leaf if r else None for leaf, r in zip(leaves, read, strict=True)]
-        ready = tuple(range(sum(read), 0, -1))
-        return Contribution(
-            structure.unflatten(kept), Mean(None, None), {}, None, ready
-        )
 
     def _contribution(self, state: TrainState, batch: PyTree) -> Contribution:
         """Shapes of what a replica contributes to a step."""
         body = self._on_replicas(self.replica.contribution, P())
-        return without_mesh(jax.eval_shape)(body, state, self._batch(batch))
+        return without_mesh(jax.eval_shape)(body, state, self.batches.given(batch))
 
     def flush(self, state: TrainState) -> TrainState:
         """Applies the gradients still in flight."""
@@ -180,7 +161,7 @@ class Trainer:
     def trace(self, state: TrainState, batch: PyTree) -> jax.stages.Traced:
         """The step's program as it is written, before XLA has seen it."""
         self._check(state, "trace")
-        return without_mesh(self.jitted_step.trace)(state, self._batch(batch))
+        return without_mesh(self.jitted_step.trace)(state, self.batches.given(batch))
 
     def trace_on(self, mesh: Any, state: PyTree, batch: PyTree) -> ClosedJaxpr:
         """The step's program on a mesh that may be abstract, of shapes alone.
@@ -202,7 +183,7 @@ class Trainer:
     def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
         """The step's program."""
         self._check(state, "lower")
-        return without_mesh(self.jitted_step.lower)(state, self._batch(batch))
+        return without_mesh(self.jitted_step.lower)(state, self.batches.given(batch))
 
     def on(self, mesh: Mesh) -> "Trainer":
         """The same training on another mesh, whose devices need not be here.
@@ -232,7 +213,7 @@ class Trainer:
         """
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
         state = jax.eval_shape(self.jitted_init, *self.initial(given))
-        return state, self._batch(shapes)
+        return state, self.batches.given(shapes)
 
     def initial(self, given: PyTree) -> tuple[PyTree, Any, PyTree]:
         """Parameters, key and model state that a state was made of.
@@ -301,8 +282,13 @@ class Trainer:
         fresh = jax.eval_shape(self.jitted_init, full, state.rng, None)
         check_opt_state(state.opt_state, fresh.opt_state)
         step = self._on_replicas(self.replica.step, (self.specs[0], P()))
+        loss = self._on_replicas(self.replica.total, P())
+
+        def traced_loss():
+            return jax.make_jaxpr(loss)(state, batch)
+
         program, shapes = jax.make_jaxpr(step, return_shape=True)(state, batch)
-        self._prove(program, shapes, state, batch)
+        prove(program, shapes, self.specs[0], self.mesh.axis_names, traced_loss)
         results = jaxpr_as_fun(program)(*jax.tree.leaves((state, batch)))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
@@ -310,30 +296,6 @@ class Trainer:
         """The global program of a flush."""
         spec = self.specs[0]
         return self._on_replicas(self.replica.flush, spec, (spec,))(state)
-
-    def _batch(self, batch: PyTree) -> PyTree:
-        """The batch on the devices, or the shapes that it would have there."""
-        leaves = jax.tree.leaves(batch)
-        abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
-        return self._described(batch) if abstract else self._placed(batch)
-
-    def _placed(self, batch: PyTree) -> PyTree:
-        """The batch on the devices: no rows where a device only serves."""
-        batch = split_rows(batch, self.worker_mesh, self.mesh, "error", 1)
-        if self.worker_mesh is self.mesh:
-            return batch
-        return with_servers(batch, self.mesh, self.replica.design.serving_ranks)
-
-    def _described(self, batch: PyTree) -> PyTree:
-        """An abstract batch with rows for all devices, as `_placed` makes it."""
-        if self.worker_mesh is self.mesh:
-            return batch
-
-        def extend(leaf):
-            rows = leaf.shape[0] // self.worker_mesh.size * self.mesh.size
-            return jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype)
-
-        return jax.tree.map(extend, batch)
 
     def _on_replicas(
         self, body: Callable, out_specs: Any, in_specs: Any = None
@@ -347,42 +309,6 @@ class Trainer:
             check_vma=False,  # see the module docstring
         )
 
-    def _prove(
-        self, program: ClosedJaxpr, outputs: PyTree, state: TrainState, batch: PyTree
-    ) -> None:
-        """Proves that the program sums its gradients exactly once, over each axis."""
-        (new, metrics) = jax.tree_util.tree_map_with_path(
-            lambda path, _: jax.tree_util.keystr(path[1:]).lstrip("."), outputs
-        )
-        in_parts = self.replica.design.in_parts
-
-        def promised(spec: P, names: PyTree) -> PyTree:
-            if spec == P():
-                return jax.tree.map(guard.Alike, names)
-            return jax.tree.map(lambda n: guard.Summed(n) if in_parts(n) else "", names)
-
-        new = jax.tree.map(
-            promised, self.specs[0], new, is_leaf=lambda spec: isinstance(spec, P)
-        )
-        metrics = jax.tree.map(lambda name: guard.Alike(f"metrics{name}"), metrics)
-        promises = [promise or None for promise in jax.tree.leaves((new, metrics))]
-
-        @functools.cache
-        def loss() -> ClosedJaxpr:
-            return jax.make_jaxpr(self._on_replicas(self.replica.total, P()))(
-                state, batch
-            )
-
-        for axis_name in self.mesh.axis_names:
-            if self.replica.design.serving_ranks:
-                check_alone(loss(), axis_name, self.replica.design)
-            guard.check_summed_once(
-                program,
-                axis_name,
-                promises,
-                lambda axis_name=axis_name: guard.sums_over(loss(), axis_name),
-            )
-
 
 def _named(tree: PyTree, root: str = "") -> list[tuple[str, Any]]:
     """Leaves with their names; gradients are called as their parameters."""
@@ -392,19 +318,3 @@ def _named(tree: PyTree, root: str = "") -> list[tuple[str, Any]]:
         (name.replace("gradients", "params", 1), leaf)
         for name, (_, leaf) in zip(names, named, strict=True)
     ]
-
-
-def check_alone(loss: ClosedJaxpr, axis_name: str, design: Design) -> None:
-    """Refuses a loss in which workers wait for devices that compute none.
-
-    Raises:
-        ValueError: The loss communicates.
-    """
-    if guard.talks_over(loss, axis_name):
-        raise ValueError(
-            f"data_parallel got a loss_fn that communicates over axis {axis_name!r}, "
-            f"and a design whose first {design.serving_ranks} rank(s) only serve: they "
-            "compute no loss, so the others would wait for ever. Remove the collective "
-            "from loss_fn (axis_name= of BatchNorm is one), or let the servers work "
-            "with dedicated=False."
-        )

@@ -106,11 +106,15 @@ def check_artifacts(folder: pathlib.Path, document: Document) -> None:
 
 
 def check_report(folder: pathlib.Path, document: Document) -> None:
-    """Checks that the page shows everything, and needs no file but long programs."""
+    """Checks that the page shows everything, and needs no file but long programs.
+
+    The page of `claims` links to its evidence, too.
+    """
     page = (folder / "report.html").read_text()
     long = {path.name for path in folder.glob("*.hlo.txt.gz")}
     links = re.findall(r"(?:src|href)=\"(?!data:)([^\"]*)", page)
-    assert sorted(links) == sorted(long)
+    evidence = [row["link"] for row in document["tables"].get("ledger", [])]
+    assert sorted(links) == sorted([*long, *evidence])
     assert "prefers-color-scheme: dark" in page
     assert '<meta name="viewport"' in page
     for claim in document["claims"]:

@@ -37,7 +37,7 @@ def pipeline(bubbles: Rows, held: Rows, agreed: Rows, work: Rows, stages: int) -
         f"{last['micro-batches']}: ticks counted as the program ran, by numbers that "
         "travel with micro-batches and by gradients that come back; "
         f"{'' if exact else 'not '}(P-1)/(M+P-1) at every P and M. From M = 4P on the "
-        "paper calls that negligible; there it is just below a fifth. "
+        "paper calls that negligible; there it is still up to a fifth. "
         f"{_memory(held)}{_work(work)} Loss and gradients are "
         f"{'' if same else 'not '}those of the same blocks on one device: at most "
         f"{max(row['gradients apart'] for row in agreed):.1e} apart.",

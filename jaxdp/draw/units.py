@@ -4,10 +4,10 @@
 def bytes_text(size: float) -> str:
     """Such as "48 MiB"."""
     units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1000 and len(units) > 1:
+    while _shown(size) >= 1000 and len(units) > 1:
         size /= 1024
         del units[0]
-    return f"{size:.3g} {units[0]}"
+    return f"{_shown(size):g} {units[0]}"
 
 
 def seconds_text(seconds: float) -> str:
@@ -15,5 +15,11 @@ def seconds_text(seconds: float) -> str:
     if not seconds:
         return "0 µs"
     units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
-    unit, size = next((each for each in units if seconds >= each[1]), units[-1])
-    return f"{seconds / size:.3g} {unit}"
+    fits = (each for each in units if _shown(seconds / each[1]) >= 1)
+    unit, size = next(fits, units[-1])
+    return f"{_shown(seconds / size):g} {unit}"
+
+
+def _shown(number: float) -> float:
+    """Rounded to three digits: 999.9 is no number below 1000 for a reader."""
+    return float(f"{number:.3g}")

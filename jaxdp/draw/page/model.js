@@ -124,13 +124,13 @@ function changesOf(schedule, frames, done) {
 }
 
 function shown(value) { // three digits, and no more zeros than needed
-  return String(Number(value.toPrecision(3)));
+  return Number(value.toPrecision(3));
 }
 
 function bytesText(bytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let i = 0;
-  while (bytes >= 1000 && i < units.length - 1) {
+  while (shown(bytes) >= 1000 && i < units.length - 1) {
     bytes /= 1024;
     i += 1;
   }
@@ -140,7 +140,7 @@ function bytesText(bytes) {
 function secondsText(seconds) {
   const units = [["s", 1], ["ms", 1e-3], ["µs", 1e-6], ["ns", 1e-9]];
   if (!seconds) return "0 µs";
-  const [unit, size] = units.find(([, least]) => seconds >= least) || units[3];
+  const [unit, size] = units.find(([, least]) => shown(seconds / least) >= 1) || units[3];
   return `${shown(seconds / size)} ${unit}`;
 }
 

@@ -183,7 +183,9 @@ const KEYS = {
 
 addEventListener("keydown", (event) => {
   const { target, key } = event;
-  const typing = target.matches("select, input[type=range], input[type=radio]");
+  const typing = target.matches("select")
+    || (target.matches("input[type=range]") && /^(Arrow|Home|End)/.test(key))
+    || (target.matches("input[type=radio]") && /^(Arrow| )/.test(key));
   const pressing = target.matches("button, summary, input[type=checkbox]") && [" ", "Enter"].includes(key);
   if (typing || pressing || event.ctrlKey || event.metaKey || event.altKey) return;
   const does = KEYS[key.length === 1 ? key.toLowerCase() : key];
