@@ -83,7 +83,6 @@ def render(runs: Sequence[Run], last: Run) -> str:
         last: One of them: its machine is shown.
     """
     environment = templates.environment(HERE)
-    environment.filters["slug"] = slug
     found = cards(runs, last)
     like = [run for run in runs if machine.alike(run) == machine.alike(last)]
     return environment.get_template("page.html.j2").render(

@@ -1,18 +1,20 @@
 """What became of every claim of the two articles?
 
 Command:   make experiment EXP=claims          ARGS="--only CB1 CA3"
-Hardware:  any. Some evidence is compiled for H100 GPUs, which need not be there; links
-           of limited rate need Linux, root and iproute2, and are left out elsewhere.
+Hardware:  any, with 15 GiB of free memory. Some evidence is compiled for H100 GPUs,
+           which need not be there; links of limited rate need Linux, root and
+           iproute2, and are left out elsewhere.
 Runtime:   under 30 min on two cores if nothing is there yet, and seconds if all is;
            --tiny under 5.
 
 Each claim is tested by one experiment or more. A result of today's code is read; what
 is missing, damaged or older is made, each experiment in a process of its own, one after
-the other, its output in OUTPUT/logs. --fresh makes all anew. Then every claim has one
-row: what was claimed, what was measured, the verdict and the reason, the evidence that
-counts, and what else testifies. Experiments of more than a few minutes run with fewer
-options than by hand, and two that testify only, algorithms and gpu, are read if they
-are there: `make experiment EXP=gpu` first, for example, and they are.
+the other (two at once if it is tiny), its output in OUTPUT/logs. --fresh makes all
+anew. Then every claim has one row: what was claimed, what was measured, the verdict and
+the reason, the evidence that counts, and what else testifies. Experiments of more than
+a few minutes run with fewer options than by hand, and two that testify only, algorithms
+and gpu, are read if they are there: after `make experiment EXP=gpu`, for example. With
+--only nothing runs but what counts for those claims.
 
 Expected numbers:
   claims          25: 16 of document A, on nn.DataParallel, and 9 of document B, from

@@ -219,9 +219,9 @@ def claim_sum(
     return Claim(
         id="CA1",
         claim=catalogue.text("CA1"),
-        expected=f"1 if summed, {1 / len(step.model.devices):g} if averaged",
+        expected=f"1 (sum) or {1 / len(step.model.devices):g} (average)",
         measured=gradients.share(reduced, gradient),
-        unit="times the full batch's gradient is on the main device",
+        unit="times the full batch's gradient",
         verdict="partly" if max(*sums, executed) < EQUAL else "refuted",
         why="The second passage holds: what the main device reduces is a plain sum of "
         "the replicas' gradients of the global mean loss, equal to the full batch's "

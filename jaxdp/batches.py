@@ -3,8 +3,9 @@
 One program runs on all devices of the mesh, so each must have an array of every batch.
 """
 
+import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ from jaxdp.mesh import worker_mesh
 PyTree = Any
 
 
-class Batches(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Batches:
     """How batches lie on a mesh.
 
     Attributes:
@@ -27,7 +29,7 @@ class Batches(NamedTuple):
     mesh: Mesh
     serving_ranks: int
 
-    @property
+    @functools.cached_property
     def workers(self) -> Mesh:
         """The devices that have rows."""
         return worker_mesh(self.mesh, self.serving_ranks)

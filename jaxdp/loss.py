@@ -206,8 +206,17 @@ def check_loss(loss: Mean, aux: Aux, arguments: dict) -> None:
                 f"received one of shapes {shapes[1]}. A step must return what it was "
                 "given. Return every leaf, changed or not."
             )
+    check_metrics(aux)
+
+
+def check_metrics(aux: Aux) -> None:
+    """Checks that no metric hides the loss.
+
+    Raises:
+        ValueError: One has its name.
+    """
     if "loss" in (aux.metrics or {}):
         raise ValueError(
-            "loss_fn returned a metric named 'loss'. That name holds the global loss "
-            "in the metrics of a step. Rename it."
+            "loss_fn returned a metric named 'loss'. That name holds the loss in the "
+            "metrics of a step. Rename it."
         )

@@ -128,9 +128,12 @@ class Trainer:
         self._check(state, "model_state")
         if self.specs[0].model_state == P():
             return without_mesh(jax.tree.map)(jnp.copy, state.model_state)
-        return jax.tree.map(
-            lambda leaf: leaf[self.batches.first_worker], state.model_state
-        )
+        return self.surviving(state.model_state)
+
+    def surviving(self, model_state: PyTree) -> PyTree:
+        """Of copies of all replicas the first worker's. NumPy arrays stay such."""
+        first = self.batches.first_worker
+        return jax.tree.map(lambda leaf: leaf[first], model_state)
 
     def buckets(self, params: PyTree, batch: PyTree = None) -> Buckets:
         """Which gradients travel together."""

@@ -18,6 +18,7 @@ from jaxdp.asynchronous import (
     Snapshot,
     verify,
 )
+from jaxdp.asynchronous.errors import deadlock
 from tests.helpers import assert_bit_equal
 from tests.replicated_helpers import compilations
 
@@ -424,7 +425,7 @@ def test_deadlock_says_who_waits_for_whom():
     server = serve(Bounded(0), 3)
     for worker in (0, 2):
         server.push(worker, F32(1), server.pull(worker))
-    error = server.deadlock("train", ["waits", "has stopped", "waits"])
+    error = deadlock(server, "train", ["waits", "has stopped", "waits"])
     assert "Bounded(max_staleness=0)" in str(error)
     assert "worker 0 (clock 1) waits for worker 1 (clock 0)" in str(error)
     assert "worker 1 (clock 0) has stopped;" in str(error)

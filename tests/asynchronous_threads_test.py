@@ -22,6 +22,7 @@ import pytest
 import jaxdp
 from jaxdp.asynchronous import threads
 from jaxdp.asynchronous.policies import Backup, Bounded, Eventual, Policy, Sequential
+from jaxdp.asynchronous.server import Server
 from jaxdp.asynchronous.threads import train
 from jaxdp.asynchronous.worker import loss_and_gradients
 from jaxdp.staleness import compensate_delay, scale_by_staleness
@@ -54,13 +55,13 @@ class Background:
     """A call of `train` in a thread of its own, and a view into its crew."""
 
     def __init__(self, monkeypatch, *arguments, **keywords):
-        crew_class = threads._Crew
+        crew_class = threads.Crew
 
         def capture(*args):
             self.crew = crew_class(*args)
             return self.crew
 
-        monkeypatch.setattr(threads, "_Crew", capture)
+        monkeypatch.setattr(threads, "Crew", capture)
         self.crew: Any = None
         self.error: BaseException | None = None
         self.run: Any = None
@@ -366,14 +367,14 @@ def test_refused_pushes_are_counted_and_hold_up_nobody(policy):
 
 def test_no_torn_reads_and_one_version_for_all(monkeypatch):
     """PS-6 and PS-7: equal leaves stay equal, and versions are counted once."""
-    pulled, pull = [], threads.Server.pull
+    pulled, pull = [], Server.pull
 
     def recorded(server, worker):
         snapshot = pull(server, worker)
         pulled.append(snapshot)
         return snapshot
 
-    monkeypatch.setattr(threads.Server, "pull", recorded)
+    monkeypatch.setattr(Server, "pull", recorded)
     start = np.linspace(-1, 1, 4096, dtype=np.float32)
     run = trained(
         lambda p, x: jnp.sum((p["a"] - x) ** 2) + jnp.sum((p["b"] - x) ** 2),
@@ -415,7 +416,7 @@ def test_two_workers_push_a_hundred_times_each():
 
 def test_workers_compute_on_their_devices_and_the_server_on_its_own(monkeypatch):
     devices = jax.devices()
-    seen, threads_of, pushed, push = [], {}, [], threads.Server.push
+    seen, threads_of, pushed, push = [], {}, [], Server.push
 
     def recording(loss_fn):
         program = loss_and_gradients(loss_fn)
@@ -434,7 +435,7 @@ def test_workers_compute_on_their_devices_and_the_server_on_its_own(monkeypatch)
         return push(server, worker, gradients, snapshot, loss)
 
     monkeypatch.setattr(threads, "loss_and_gradients", recording)
-    monkeypatch.setattr(threads.Server, "push", arriving)
+    monkeypatch.setattr(Server, "push", arriving)
     run = trained(
         *(loss_fn, optax.adam(0.1), PARAMS),
         batches=lambda w, t: jax.device_put(batches(w, t), devices[6]),

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from jaxdp.asynchronous import Constant, Link, LogNormal, Stops
-from jaxdp.asynchronous.times import Direction, phases
+from jaxdp.asynchronous.times import Direction, intervals
 
 
 def computing(times, start_s):
-    return list(phases(times, start_s, np.random.default_rng(0)))
+    return list(intervals(times, start_s, np.random.default_rng(0)))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def computing(times, start_s):
         ),
     ],
 )
-def test_phases_of_a_computation(times, start_s, expected):
+def test_intervals_of_a_computation(times, start_s, expected):
     assert computing(times, start_s) == expected
 
 

@@ -172,7 +172,7 @@ def test_keys_differ_between_steps_replicas_phases_and_parameters():
             BucketWire("data", step, jax.random.key(0), numbers)
             for numbers in ([3, 8], [8])
         ]
-        made = [wire.keys(phase) for wire in wires for phase in (0, 1)]
+        made = [wire.keys(draw) for wire in wires for draw in (0, 1)]
         inner = wires[0].only([1], 0).keys(0)  # as PowerSGD does
         return jax.random.key_data(jnp.concatenate([*made, inner]))[None]
 

@@ -42,6 +42,15 @@ def matches(said, printed):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
+def test_large_figures_of_tables_are_printed_by_the_code(page):
+    printed = " ".join(text for kind, text in blocks(DOCS / page) if kind == "text")
+    figures = {*re.findall(r"\d+", printed.replace(",", ""))}
+    for row in re.findall(r"^\|.*\|$", (DOCS / page).read_text(), re.MULTILINE):
+        for figure in re.findall(r"\d{1,3}(?:,\d{3})+", row):
+            assert figure.replace(",", "") in figures, row
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
 def test_code_of_a_page_runs_and_prints_what_it_says(page):
     names = {"__name__": "__main__"}
     fenced = [*blocks(DOCS / page), ("", "")]

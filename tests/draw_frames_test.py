@@ -103,8 +103,7 @@ def _words(schedule, done):
         (
             *(algorithms.ring(4), 3),
             (
-                "After round 2 chunk 0 is complete on device 0, chunk 1 on device 1, "
-                "chunk 2 on device 2, chunk 3 on device 3.",
+                "After round 2 every device owns the chunk of its own number complete.",
                 "Every device sends a chunk to the next one, where it is stored.",
                 "Chunk 0 goes from 0 to 1, chunk 1 from 1 to 2, chunk 2 from 2 to 3, "
                 "chunk 3 from 3 to 0.",
@@ -170,7 +169,7 @@ def _words(schedule, done):
         ),
         (
             *(algorithms.star_scatter(5), 1),
-            ("After round 0 every device holds the chunk of its own number complete.",),
+            ("After round 0 every device owns the chunk of its own number complete.",),
         ),
         (
             *(algorithms.tree_broadcast(6), 1),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from experiments import claims
-from experiments.harness import command, registry
+from experiments.harness import command, registry, result
 from experiments.ledger import catalogue, figures, gathering, judging, running, sources
 from tests import experiments_contract as contract
 from tests import results
@@ -56,6 +56,7 @@ def ran(monkeypatch):
         return {job.name: running.Ended(1.5, failing.get(job.name, "")) for job in jobs}
 
     monkeypatch.setattr(running, "run_all", run_all)
+    monkeypatch.setattr(result, "commit", lambda: "1" * 40)  # also outside of git
     return taken, leave, failing
 
 
@@ -366,6 +367,7 @@ def test_links_lead_to_the_evidence(real):
         assert os.path.exists(page)
         assert (row["expected"], row["measured"]) in [(1.75, 1.75), (1, 1)]
     assert (real.folder.parent / "logs" / "ring.txt").read_text()
+    assert "<dd>CB3, CB1</dd>" in (real.folder / "report.html").read_text()
     (ring, *others) = real.document["tables"]["evidence"]
     assert (ring["experiment"], ring["how"], ring["tiny"]) == ("ring", "ran", True)
     assert {row["how"] for row in others} == {"not there"}

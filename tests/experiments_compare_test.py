@@ -86,15 +86,15 @@ def test_all_copies_are_compared_and_equal(trained):
 
 
 def test_other_bits_are_seen():
-    copies = [[np.float32([0.0]), np.float32([0.0]), np.float32([-0.0])]]
+    copies = [[np.array([x], np.float32) for x in (0.0, 0.0, -0.0)]]
     assert lockstep._same_bits(copies) == [True, False]
 
 
 def test_all_but_local_sgd_stay_close_to_one_device(trained):
     _, history, _ = trained
     apart = {name: max(values) for name, values in history.differences.items()}
-    assert apart.pop(designs.LOCAL) > 1e-3
-    assert max(apart.values()) < 1e-6
+    local = apart.pop(designs.LOCAL)
+    assert max(apart.values()) < min(1e-6, local / 100)
 
 
 def test_figures_have_every_design(trained):
@@ -106,9 +106,9 @@ def test_figures_have_every_design(trained):
         panel.title for panel in figures.PANELS
     ]
     assert [text.get_text() for text in panels[0].get_yticklabels()] == [*EXPECTED]
-    assert [bar.get_width() for bar in panels[2].patches] == [
-        rounds for _, _, rounds, _ in EXPECTED.values()
-    ]
+    bars = [bar.get_window_extent().width for bar in panels[2].patches]
+    rounds = [rounds for _, _, rounds, _ in EXPECTED.values()]
+    np.testing.assert_allclose(np.divide(bars, bars[0]), np.divide(rounds, rounds[0]))
     lines = figures.differences("Apart", history).axes[0].get_lines()
     labels = [line.get_label() for line in lines]
     assert labels == [*EXPECTED, "bound, first 20 steps"]

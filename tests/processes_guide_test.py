@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests import fast
 from tests.readme_test import README, code_of
 
 GUIDE = README.parent / "docs" / "hosts.md"
@@ -25,11 +26,11 @@ def folder(tmp_path):
 
 def printed_by(folder, *command, **variables):
     """What a command prints, which must end well."""
-    given = {"JAX_PLATFORMS": "cpu", "NO_COLOR": "1"} | variables
+    given = {"JAX_PLATFORMS": "cpu", "NO_COLOR": "1", "XLA_FLAGS": fast.LIGHT_FLAGS}
     done = subprocess.run(
         [sys.executable, *command],
         cwd=folder,
-        env=os.environ | given,
+        env=os.environ | given | variables,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

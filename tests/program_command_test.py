@@ -9,8 +9,11 @@ import subprocess
 import sys
 import types
 
+import jax
 import pytest
+from jax.sharding import PartitionSpec as P
 
+import jaxdp
 from jaxdp.program import __main__ as command
 from jaxdp.program import analyze
 from tests.modules import module_text
@@ -102,26 +105,17 @@ def test_an_unknown_target(loop, capsys):
 
 
 def test_a_dump_of_xla(tmp_path):
-    """The real thing, in two processes: one compiles and dumps, one prints."""
-    script = (
-        "import jax, jaxdp; jax.config.update('jax_num_cpu_devices', 2)\n"
-        "from jax.sharding import PartitionSpec as P\n"
-        "mesh = jaxdp.data_mesh(2)\n"
-        "f = jax.shard_map(lambda x: jax.lax.psum(x, 'data'), mesh=mesh,\n"
-        "                  in_specs=P('data'), out_specs=P())\n"
-        "jax.jit(f).lower(jax.ShapeDtypeStruct((2, 16), 'float32')).compile()\n"
+    """The real thing, printed in a process of its own."""
+    mesh = jaxdp.data_mesh(2)
+    total = jax.shard_map(
+        lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P()
     )
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": f"--xla_dump_to={tmp_path}",
-        "JAX_PLATFORMS": "cpu",
-    }
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    lowered = jax.jit(total).lower(jax.ShapeDtypeStruct((2, 16), "float32"))
+    lowered.compile(compiler_options={"xla_dump_to": str(tmp_path)})
     (dump,) = tmp_path.glob("*cpu_after_optimizations.txt")
-    environment.pop("XLA_FLAGS")
     printed = subprocess.run(
         [sys.executable, "-m", "jaxdp.program", str(dump)],
-        env=environment,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
         check=True,
         capture_output=True,
         text=True,

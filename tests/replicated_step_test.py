@@ -167,8 +167,8 @@ def test_rounds_with_their_rows_are_one_step(with_metric):
     whole, expected = step(step.init(), x, y)
     state = step.init()
     bounds = [(0, 2), (2, 13), (13, 17)]
-    rounds = [step.run(state, x[a:b], y[a:b], {}, rows=b - a) for a, b in bounds]
-    done = rounds[0].summed().plus(rounds[1]).plus(rounds[2])
+    parts = [step.run(state, x[a:b], y[a:b], {}, rows=b - a) for a, b in bounds]
+    done = parts[0].summed().plus(parts[1]).plus(parts[2])
     state, metrics = step.update(state, done)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-7),

@@ -11,9 +11,9 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp.replicated import rounds, watch
+from jaxdp.replicated import microbatches, watch
 from jaxdp.replicated.devices import resolve
-from jaxdp.replicated.rounds import Setting
+from jaxdp.replicated.microbatches import Setting
 from jaxdp.replicated.views import trace
 from jaxdp.replicated.watch import MemoryWatch
 from tests.contract import waves
@@ -39,7 +39,7 @@ def with_metric(output, targets):
 
 
 def weighted(output, targets):
-    """Weights differ from row to row, so that rounds weigh differently too."""
+    """Weights differ from row to row, so that micro-batches do too."""
     weights = targets[:, :1] ** 2
     losses = weights * (output - targets) ** 2
     metrics = {"first": jaxdp.Mean(output[:, 0].sum(), len(output))}
@@ -105,10 +105,11 @@ def test_a_batch_is_lowered_step_by_step(step):
     for i in range(6):
         state, _ = watched(state, *batch(10, start=i))
     assert actions(watched) == [
-        "from the next step on 2 rounds of at most 5 rows on 4 devices",
-        "from the next step on 4 rounds of at most 3 rows on 4 devices",
-        "from the next step on 10 rounds of at most 1 row on cpu:3 alone",
-        "nothing lower is left, it stays at 10 rounds of at most 1 row on cpu:3 alone",
+        "from the next step on 2 micro-batches of at most 5 rows on 4 devices",
+        "from the next step on 4 micro-batches of at most 3 rows on 4 devices",
+        "from the next step on 10 micro-batches of at most 1 row on cpu:3 alone",
+        "nothing lower is left, it stays at 10 micro-batches of at most 1 row "
+        "on cpu:3 alone",
     ]
     assert [event.step for event in watched.events] == [1, 2, 3, 4]
     assert {event.rows for event in watched.events} == {10}
@@ -296,7 +297,9 @@ def test_a_round_that_cannot_be_allocated_counts_once(monkeypatch, step):
     state, _ = watched(step.init(), *batch(8))
     assert failed == [None, 4, 4]
     assert [event.step for event in watched.events] == [1, 1]
-    assert actions(watched)[-1].endswith("8 rounds of at most 1 row on cpu:3 alone")
+    assert actions(watched)[-1].endswith(
+        "8 micro-batches of at most 1 row on cpu:3 alone"
+    )
     for each, reference in zip(
         jax.tree.leaves(state.params), jax.tree.leaves(plain.params), strict=True
     ):
@@ -384,7 +387,7 @@ def test_one_device_leaves_the_buffers_and_draws_of_the_whole_step():
         plain, expected = step(plain, powers(8), powers(8))
         lowered, metrics = watched(lowered, powers(8), powers(8))
         np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=2e-6)
-    assert "3 rounds of at most 3 rows on cpu:3 alone" in actions(watched)[-1]
+    assert "3 micro-batches of at most 3 rows on cpu:3 alone" in actions(watched)[-1]
     jax.tree.map(
         assert_bit_equal,
         _data(lowered.model_state),
@@ -419,7 +422,7 @@ def test_every_part_is_cut_from_all_arrays_and_has_its_own_key():
     inputs = (host, {"x": on_device, "key": jax.random.key(1)}, "mode")
     keywords = {"keys": jax.random.split(jax.random.key(2), (2, 5)), "train": True}
     targets = [host + 50, np.float32(7), 3, None]
-    whole = rounds.batch_of(inputs, targets, keywords, 1, "test")
+    whole = microbatches.batch_of(inputs, targets, keywords, 1, "test")
     assert whole.rows == 5
     parts = list(whole.split(2, 1))
     assert [part.rows for part in parts] == [3, 2]
@@ -495,7 +498,7 @@ def test_batches_of_another_kind_are_measured_for_themselves():
     for rows, train in [(4, True), (2, True), (4, False), (4, True), (2, True)]:
         state, _ = watched(state, *batch(rows), train=train)
     found = [(event.step, event.rows, event.action) for event in watched.events]
-    of = "from the next step on {} rounds of at most {} on {}".format
+    of = "from the next step on {} micro-batches of at most {} on {}".format
     assert found == [
         (1, 4, of(2, "2 rows", "2 devices")),
         (2, 2, of(2, "1 row", "cpu:3 alone")),
@@ -562,7 +565,7 @@ def test_a_backend_with_statistics_is_not_observed(monkeypatch, step):
     (event,) = watched.events
     assert event[:4] == (4, 8, 901, 900)
     assert event.action == (
-        "from the next step on 2 rounds of at most 4 rows on 4 devices"
+        "from the next step on 2 micro-batches of at most 4 rows on 4 devices"
     )
 
 
@@ -613,7 +616,7 @@ def test_nothing_is_donated_that_is_waited_for(monkeypatch, fallback, limit, sum
     monkeypatch.setattr(trace, "_end", late)
     with step.model.trace() as traced:
         state, _ = watched(state, *batch(4))
-    found = [r for r in traced.records if r.what == "sum of rounds"]
+    found = [r for r in traced.records if r.what == "sum of micro-batches"]
     assert len(found) == sums
     assert all(r.target == "cpu:3" and not r.is_transfer for r in found)
 

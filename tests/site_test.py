@@ -1,5 +1,6 @@
 """The site of all results: what it joins, shows, copies and refuses."""
 
+import csv
 import html.parser
 import pathlib
 import re
@@ -71,6 +72,17 @@ def test_numbers_are_joined_by_design(made):
     assert not panel(found, "on 8 x H100, ResNet-50").numbers
     shown = [design.name for design in overview.designs(overview.panels(found))]
     assert shown == ["DataParallel", "gather to root", "N servers", "ring"]
+
+
+def test_numbers_are_there_to_be_read_by_programs(made):
+    with (made[1] / "designs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    busiest = [row for row in rows if row["measure"] == "the busiest device sends (Φ)"]
+    assert [[*row.values()] for row in busiest[:2]] == [
+        ["DataParallel", busiest[0]["measure"], "3.5", "traffic", "current", "yes"],
+        ["gather to root", busiest[0]["measure"], "7.0", "compare", "current", "no"],
+    ]
+    assert len(rows) == 4 + 4 + 3 + 3 + 3  # busiest, all, rounds, kept, here
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ import sys
 
 import pytest
 
+from tests import fast
 from tests.streams_problems import PROBLEMS
 
+ROUNDING_TWICE = f"--xla_cpu_max_isa=AVX {fast.LIGHT_FLAGS}"
 STILL = {"tied-unused-frozen": ["fixed", "unused"]}  # what must not move
 
 
@@ -20,7 +22,7 @@ def found() -> dict[str, dict]:
     child = subprocess.run(
         [sys.executable, "-m", "tests.streams_problems"],
         cwd=pathlib.Path(__file__).parents[1],
-        env=os.environ | {"XLA_FLAGS": "--xla_cpu_max_isa=AVX", "JAX_PLATFORMS": "cpu"},
+        env=os.environ | {"XLA_FLAGS": ROUNDING_TWICE, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         timeout=300,

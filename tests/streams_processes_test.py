@@ -4,6 +4,7 @@ import pytest
 
 from experiments.harness.processes import Processes
 from jaxdp.launch.environment import LOOPBACK, free_port
+from tests import fast
 
 
 @pytest.fixture(scope="module")
@@ -11,7 +12,7 @@ def workers(tmp_path_factory):
     address = f"{LOOPBACK}:{free_port()}"
     with pytest.MonkeyPatch.context() as patch:
         # Without instructions that round a product and a sum once.
-        patch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX")
+        patch.setenv("XLA_FLAGS", f"--xla_cpu_max_isa=AVX {fast.LIGHT_FLAGS}")
         folder = tmp_path_factory.mktemp("workers")
         with Processes("tests.streams_worker", 2, folder, address) as group:
             yield group

@@ -4,8 +4,8 @@ Two habits need help. A section of one sentence stands on the line of its name, 
 `Cost: 2 rounds.`; it becomes a field beside the parameters. A table is indented after a
 line that ends with a colon; it becomes a literal block.
 
-What stands between backticks is code, and a link if it names something public:
-`jaxdp.all_reduce` or `Schedule`, but not `root`, which may be an argument here.
+What stands between backticks is code. It is a link if it names something public, as
+`jaxdp.all_reduce` or `Schedule`, and never if it may be an argument, as `root`.
 """
 
 import re
@@ -15,10 +15,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 FIELD = re.compile(r"(Devices|Cost|References?|Sources?|Errors raised by all): (\S.*)")
-
-
 LINKED = re.compile(r"(jaxdp(\.\w+)+|[A-Z]\w+)(\(\))?")
-
 PLURAL = re.compile(r"`(\w+)`(?=[a-z])")  # "`Round`s": a role must end at a space
 
 

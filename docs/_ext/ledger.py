@@ -48,6 +48,8 @@ def _counts(rows: list[dict], document: dict) -> nodes.Node:
     parts = [f"{count} {verdict}" for verdict, count in sorted(found.items())]
     commit = str(document["environment"].get("commit", ""))[:10]
     text = f"Of {len(rows)} claims: {', '.join(parts)}. Measured at commit {commit}."
+    if document["config"].get("tiny"):
+        text += " This was the tiny form: numbers are those of small models."
     return _paragraph(text)
 
 

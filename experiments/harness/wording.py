@@ -15,13 +15,15 @@ def heading(name: str) -> str:
 
 
 def value(given: Any) -> str:
-    """A cell: four significant digits, thousands apart, yes or no."""
+    """A cell: four significant digits, thousands apart, yes or no, and lists of it."""
     if isinstance(given, bool):
         return "yes" if given else "no"
     if isinstance(given, int):
         return f"{given:,}"
     if isinstance(given, float):
         return f"{given:.4g}"
+    if isinstance(given, list | tuple):
+        return ", ".join(map(value, given))
     return "" if given is None else str(given)
 
 

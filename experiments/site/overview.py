@@ -1,5 +1,7 @@
 """Designs side by side: numbers of several experiments, joined by design."""
 
+import csv
+import io
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -52,6 +54,19 @@ def panels(found: Mapping[str, Found]) -> list[Panel]:
 def designs(shown: list[Panel]) -> list[Design]:
     """Those of which there is a number."""
     return [d for d in DESIGNS if any(d.name in panel.numbers for panel in shown)]
+
+
+def as_csv(shown: list[Panel]) -> str:
+    """All numbers, a line for each, with the experiment and the state of its result."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["design", "measure", "value", "experiment", "state", "tiny"])
+    for panel in shown:
+        used = {one.name: one for one in panel.used}
+        for name, (value, source, _) in panel.numbers.items():
+            state = [used[source].state, "yes" if used[source].tiny else "no"]
+            lines.writerow([name, panel.measure.title, value, source, *state])
+    return text.getvalue()
 
 
 def _panel(measure: Measure, found: Mapping[str, Found]) -> Panel:

@@ -7,12 +7,13 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from experiments.harness import reading, registry, templates
+from experiments.harness import reading, registry, result, templates
 from experiments.harness.reading import Found
 from experiments.site import designs, files, ledger, overview
 
 HERE = pathlib.Path(__file__).parent
 INDEX, STEPS, STYLE = "index.html", "step.html", "look.css"
+NUMBERS = "designs.csv"
 UNWRITABLE = "backslashreplace"  # half of a surrogate pair, which JSON can have
 STATES = ("current", "older", "damaged", "missing")
 
@@ -35,7 +36,9 @@ def write(site: pathlib.Path, results: pathlib.Path) -> dict[str, Found]:
     }
     style = environment.get_template("site.css").render()
     (site / STYLE).write_text(style, encoding="utf-8")
-    pages = {INDEX: _index(found, results)}
+    panels = overview.panels(found)
+    (site / NUMBERS).write_text(overview.as_csv(panels), encoding="utf-8")
+    pages = {INDEX: _index(found, panels, results)}
     for name in found:
         pages[f"{name}.html"] = _experiment(name, found, results, site)
     for file, given in pages.items():
@@ -45,9 +48,10 @@ def write(site: pathlib.Path, results: pathlib.Path) -> dict[str, Found]:
     return found
 
 
-def _index(found: Mapping[str, Found], results: pathlib.Path) -> dict[str, Any]:
+def _index(
+    found: Mapping[str, Found], panels: list[overview.Panel], results: pathlib.Path
+) -> dict[str, Any]:
     """What the first page shows."""
-    panels = overview.panels(found)
     groups: dict[str, list[overview.Panel]] = {}
     for panel in panels:
         groups.setdefault(panel.measure.group, []).append(panel)
@@ -58,6 +62,8 @@ def _index(found: Mapping[str, Found], results: pathlib.Path) -> dict[str, Any]:
         "commands": {name: reading.command(results, name) for name in found},
         "questions": {name: registry.question(name) for name in found},
         "verdicts": ledger.verdicts(ledger.claims(found[ledger.NAME].document)),
+        "numbers": NUMBERS,
+        "commit": result.commit(),
     }
 
 

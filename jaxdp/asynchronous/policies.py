@@ -107,7 +107,8 @@ class Bounded(Policy):
 
     def __post_init__(self) -> None:
         """Refuses what is no bound."""
-        check_count("Bounded", "max_staleness", self.max_staleness, at_least=0)
+        remedy = "Pass one; for no bound on staleness, use Eventual()."
+        check_count("Bounded", "max_staleness", self.max_staleness, 0, remedy)
 
     def waits_for(
         self, iteration: int, clocks: Sequence[int], rounds: int
@@ -161,20 +162,19 @@ class Backup(_Rounds):
         return iteration < rounds
 
 
-def check_count(caller: str, name: str, value: Any, at_least: int) -> None:
+def check_count(
+    caller: str, name: str, value: Any, at_least: int, remedy: str = "Pass one."
+) -> None:
     """Refuses what is no integer of at least `at_least`.
 
     Raises:
-        TypeError: No integer.
+        TypeError: No integer; ends with the remedy.
         ValueError: Too small.
     """
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
         raise TypeError(
             f"{caller} got {name}={value!r}. It must be an integer of at least "
-            f"{at_least}. Pass one; for no bound on staleness, use Eventual()."
-            if name == "max_staleness"
-            else f"{caller} got {name}={value!r}. It must be an integer of at least "
-            f"{at_least}. Pass one."
+            f"{at_least}. {remedy}"
         )
     if value < at_least:
         raise ValueError(

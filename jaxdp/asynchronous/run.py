@@ -141,8 +141,8 @@ class Run:
         counts = {"apply": self.applied, "drop": self.dropped, "refuse": self.refused}
         for kind, count in counts.items():
             logged = Counter(e.worker for e in self.events if e.kind == kind)
-            _check_count(kind, count, [logged[w] for w in range(self.workers)])
-        _check_count("push", self.pushed, np.sum(list(counts.values()), axis=0))
+            _check_logged(kind, count, [logged[w] for w in range(self.workers)])
+        _check_logged("push", self.pushed, np.sum(list(counts.values()), axis=0))
 
     def draw(
         self, path: str | os.PathLike | None = None, *, until_s: float | None = None
@@ -170,7 +170,7 @@ class Run:
         return seconds
 
 
-def _check_count(kind: str, counted: Sequence[int], logged: Sequence[int]) -> None:
+def _check_logged(kind: str, counted: Sequence[int], logged: Sequence[int]) -> None:
     """Refuses counts that the log does not bear out."""
     for worker, (count, number) in enumerate(zip(counted, logged, strict=True)):
         if count != number:

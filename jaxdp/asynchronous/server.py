@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxdp.asynchronous import errors
 from jaxdp.asynchronous.log import Event
 from jaxdp.asynchronous.policies import Eventual, Policy
 from jaxdp.asynchronous.update import init_program, inspect, like, update_program
@@ -149,14 +150,8 @@ class Server:
             RuntimeError: Before `init`, or while the policy makes the worker wait.
             ValueError: No such worker.
         """
-        self._check_call(worker, "pull")
-        if missing := self.waits_for(worker):
-            raise RuntimeError(
-                f"Server.pull by worker {worker} came too early: {self.policy} starts "
-                f"its iteration {self.next_iteration(worker)} after the pushes of "
-                f"{_names(missing, self.clocks)}. Wait until server.waits_for({worker})"
-                " is empty."
-            )
+        errors.check_call(self, worker, "pull")
+        errors.check_turn(self, worker)
         iteration = self.clocks[worker] = self.next_iteration(worker)
         self._log("read", worker, iteration)
         return Snapshot(self.version, self.params, iteration)
@@ -188,8 +183,8 @@ class Server:
             ValueError: No such worker; gradients unlike the parameters; a snapshot of
                 another server, or one that the worker has pushed before.
         """
-        self._check_call(worker, "push")
-        self._check_snapshot(worker, snapshot)
+        errors.check_call(self, worker, "push")
+        errors.check_snapshot(self, worker, snapshot)
         loss = loss if loss is None or isinstance(loss, Mean) else Mean(loss, None)
         gradients = like(self.params, gradients, f"Server.push by worker {worker}")
         gradients, loss = jax.device_put((gradients, loss), self.device)
@@ -220,26 +215,6 @@ class Server:
             if push.accepted:
                 self._drop(push)
         self._open_round = []
-
-    def deadlock(self, caller: str, states: Sequence[str]) -> RuntimeError:
-        """The error for a run in which nobody can go on.
-
-        Args:
-            caller: The public function.
-            states: What each worker does, such as "has stopped"; whoever "waits" is
-                said to wait for whom.
-        """
-        lines = []
-        for worker, (state, clock) in enumerate(zip(states, self.clocks, strict=True)):
-            missing = self.waits_for(worker) if state == "waits" else []
-            whom = f" for {_names(missing, self.clocks)}" if missing else ""
-            lines.append(f"worker {worker} (clock {clock}) {state}{whom}")
-        return RuntimeError(
-            f"{caller} came to a halt at {self.now():.6g} s: all workers that have not "
-            f"finished wait or have stopped, so {self.policy} starts no iteration. "
-            f"{'; '.join(lines)}. Let the worker return, or take a policy that does "
-            "not wait for it: Eventual(), or Backup(extra) with enough extra workers."
-        )
 
     def _collect(self, push: _Push) -> None:
         """Adds a push to the open round, and ends it when it is complete."""
@@ -285,46 +260,12 @@ class Server:
         event = Event(time_s, kind, worker, iteration, self.version, staleness)
         self.events.append(event)
 
-    def _check_call(self, worker: int, caller: str) -> None:
-        """Refuses unknown workers, and calls before `init`."""
-        if not 0 <= worker < len(self.clocks):
-            raise ValueError(
-                f"Server.{caller} got worker={worker}. This server has "
-                f"{len(self.clocks)} workers, 0 to {len(self.clocks) - 1}. Make it "
-                "with Server(optimizer, workers=...)."
-            )
-        if self.params is None:
-            raise RuntimeError(
-                f"Server.{caller} by worker {worker} came before Server.init. Version "
-                "0 is the initial parameters. Call server.init(params) first."
-            )
-
-    def _check_snapshot(self, worker: int, snapshot: Snapshot) -> None:
-        """Refuses what would count a gradient twice, or come from another server."""
-        if not 0 <= snapshot.version <= self.version:
-            raise ValueError(
-                f"Server.push by worker {worker} got a snapshot of version "
-                f"{snapshot.version}. This server has handed out versions 0 to "
-                f"{self.version}. Push what was computed on a pull from it."
-            )
-        if snapshot.iteration != self.clocks[worker]:
-            raise ValueError(
-                f"Server.push by worker {worker} got the snapshot of iteration "
-                f"{snapshot.iteration}. The worker's clock is {self.clocks[worker]}, "
-                "and each iteration is pushed once. Pull again before the next push."
-            )
-
 
 @without_mesh
 def default_device() -> Any:
     """Where JAX puts arrays by itself."""
     (device,) = jnp.zeros(()).devices()
     return device
-
-
-def _names(workers: Sequence[int], clocks: Sequence[int]) -> str:
-    """Workers and their clocks, as a list to read."""
-    return ", ".join(f"worker {worker} (clock {clocks[worker]})" for worker in workers)
 
 
 def _weights(pushes: Sequence[_Push]) -> list[Any]:

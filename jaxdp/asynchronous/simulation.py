@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxdp.asynchronous.errors import deadlock
 from jaxdp.asynchronous.log import Span
 from jaxdp.asynchronous.run import Run
 from jaxdp.asynchronous.server import Server, Snapshot
-from jaxdp.asynchronous.times import ComputeTime, Direction, Link, phases
+from jaxdp.asynchronous.times import ComputeTime, Direction, Link, intervals
 from jaxdp.loss import Mean
 
 PyTree = Any
@@ -142,7 +143,8 @@ class Simulation:
                 return
             self.release()
         if self.asking or self.end.is_distant:
-            raise self.server.deadlock("simulate", list(map(self.state, self.workers)))
+            states = [self.state(worker) for worker in self.workers]
+            raise deadlock(self.server, "simulate", states)
 
     def advance(self, worker: Worker) -> None:
         """What a worker did has ended: it pushes its gradient, or the push is there."""
@@ -201,7 +203,9 @@ class Simulation:
         pull = Span(number, "pull", now_s, arrives_s, iteration, version)
         computing = [
             pull._replace(kind=kind, start_s=start_s, end_s=end_s)
-            for kind, start_s, end_s in phases(worker.times, arrives_s, worker.random)
+            for kind, start_s, end_s in intervals(
+                worker.times, arrives_s, worker.random
+            )
         ]
         self.do(worker, [pull, *computing])
 

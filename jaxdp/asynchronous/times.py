@@ -86,12 +86,12 @@ class Stops:
 
 
 ComputeTime = Constant | LogNormal | Stops
-Phase = tuple[Literal["compute", "stopped"], float, float]  # from and to, in seconds
+Interval = tuple[Literal["compute", "stopped"], float, float]  # from and to, in seconds
 
 
-def phases(
+def intervals(
     times: ComputeTime, start_s: float, random: np.random.Generator
-) -> Iterator[Phase]:
+) -> Iterator[Interval]:
     """When one computation computes, and when it has stopped.
 
     Args:
@@ -100,8 +100,8 @@ def phases(
         random: The worker's generator; one sample is drawn.
 
     Yields:
-        Phases without gaps from `start_s`; the last one ends at infinity if the worker
-        never returns.
+        Intervals without gaps from `start_s`; the last one ends at infinity if the
+        worker never returns.
     """
     now, left = start_s, times.sample(random)
     for at_s, until_s in sorted(_stops(times)):

@@ -45,7 +45,7 @@ def check_same(
     for name in (name for name in leaves if name in there):
         has = np.dtype(leaves[name].dtype).name, list(leaves[name].shape)
         said = there[name]["dtype"], there[name]["shape"]
-        if said[1] == has[1] and is_cast(*said[:1], *has[:1]):
+        if said[1] == has[1] and is_cast(said[0], has[0]):
             wrong += [] if cast else [_differs(name, said, has)]
         elif said != has:
             wrong.append(_differs(name, said, has))

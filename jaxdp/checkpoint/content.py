@@ -56,9 +56,7 @@ def content_of(state: TrainState, trainer: Trainer) -> Content:
     model_state = state.model_state
     if trainer.specs[0].model_state != P():
         carried[COPIES] = model_state
-        model_state = jax.tree.map(
-            lambda x: x[trainer.batches.first_worker], model_state
-        )
+        model_state = trainer.surviving(model_state)
     common = {name: getattr(state, name) for name in FIELDS}
     common |= {"params": portable.params, "opt_state": portable.opt_state}
     return Content(common | {"model_state": model_state}, carried)

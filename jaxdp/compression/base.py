@@ -70,12 +70,16 @@ class Wire(Protocol):
         """How many optimizer steps came before, an int32 scalar."""
         ...
 
-    def keys(self, phase: int) -> jax.Array:
-        """A key for each leaf, of this step, rank and phase; of no bucket."""
+    def keys(self, draw: int) -> jax.Array:
+        """A key for each leaf, of this step, rank and draw; of no bucket.
+
+        Args:
+            draw: A number for each time that a step draws random numbers.
+        """
         ...
 
-    def only(self, indices: Sequence[int], phase: int) -> "Wire":
-        """The wire of some of the leaves, with keys of another phase."""
+    def only(self, indices: Sequence[int], draw: int) -> "Wire":
+        """The wire of some of the leaves, whose keys are those of no other `draw`."""
         ...
 
     def mean(self, arrays: list[jax.Array]) -> list[jax.Array]:

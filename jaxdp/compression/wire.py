@@ -40,17 +40,17 @@ class BucketWire:
         """Of this replica."""
         return lax.axis_index(self.axis_name)
 
-    def keys(self, phase: int) -> jax.Array:
-        """By step, rank and phase, then by the number of the parameter."""
+    def keys(self, draw: int) -> jax.Array:
+        """By step, rank and draw, then by the number of the parameter."""
         key = self.root_key
-        for number in (self.step, self.rank, phase):
+        for number in (self.step, self.rank, draw):
             key = jax.random.fold_in(key, number)
         return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.array(self.numbers))
 
-    def only(self, indices: Sequence[int], phase: int) -> "BucketWire":
+    def only(self, indices: Sequence[int], draw: int) -> "BucketWire":
         """The wire of some of the leaves."""
         numbers = [self.numbers[i] for i in indices]
-        key = jax.random.fold_in(self.root_key, phase)
+        key = jax.random.fold_in(self.root_key, draw)
         return dataclasses.replace(self, numbers=numbers, root_key=key)
 
     def mean(self, arrays: list[jax.Array]) -> list[jax.Array]:

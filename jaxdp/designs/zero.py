@@ -24,37 +24,27 @@ FSDP", VLDB 2023, section 3.2.2.
 """
 
 import dataclasses
-import functools
 from typing import Any, ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxdp.buckets import assign, scoped
 from jaxdp.compression import Compression
 from jaxdp.designs import zero_checks, zero_state
 from jaxdp.designs.base import PyTree
 from jaxdp.designs.bucketed import GPUS
 from jaxdp.designs.compressed import (
-    Compressed,
     Compressible,
-    Parcels,
     carried_of,
     with_carried,
 )
-from jaxdp.designs.update import Update, Updated
+from jaxdp.designs.zero_exchange import ZeroExchange
 from jaxdp.designs.zero_state import Working
-from jaxdp.loss import Mean
 from jaxdp.precision import Precision
-from jaxdp.trees import where
-from jaxdp.zero.gathering import IN_FLIGHT, after
 from jaxdp.zero.layers import LayerShards
-from jaxdp.zero.partition import on_shards
 from jaxdp.zero.program import ShardedProgram
-from jaxdp.zero.shards import Shard, cut, is_shard, own
+from jaxdp.zero.shards import Shard, cut, is_shard
 from jaxdp.zero.wire import Wire
 
 
@@ -219,100 +209,13 @@ class Zero(Compressible):
 
     def exchange(self, contribution, params, opt_state, update, axis_name):
         """Reduces what is not reduced yet, updates this device's parts, and gathers."""
-        wire = Wire.over(axis_name, self.algorithm)
-        mean = self.rest_averaged(contribution, axis_name)
-        masters = self._masters(params, wire)
-        kept, compressed = opt_state, None
-        if self.compression is not None:
-            kept = opt_state.opt_state
-            gradients, compressed = self._compressed(
-                contribution, mean, masters, opt_state, update, wire
-            )
-        else:
-            gradients = contribution.gradients
-            if self.stage == 1:
-                gradients = self._reduced(gradients, contribution.ready, wire)
-            gradients = update.gradients(Mean(gradients, mean.loss.weight))
-        new, state, results = update.with_gradients(
-            *(gradients, mean, masters, zero_state.together(kept)),
-            agree=functools.partial(_first, wire.axis_name),
-            optimized=functools.partial(_optimized, wire.axis_name, update),
-        )
-        state = zero_state.divided(state)
-        if compressed is not None:
-            if results.nonfinite is not None:  # a skipped step has sent nothing
-                before = opt_state.residuals, opt_state.states
-                compressed = where(results.nonfinite < 0, compressed, before)
-            state = Compressed(state, *compressed)
-        return Updated(self._gathered(new, params, wire), state, results)
+        exchange = ZeroExchange(self, update, axis_name)
+        return exchange.step(contribution, params, opt_state)
 
     def _mean(self, leaves, axis_name, turns):
         """Over all axes."""
         del turns
         return Wire.over(axis_name, self.algorithm).everywhere(leaves)
-
-    def _reduced(self, gradients: PyTree, ready: Any, wire: Wire) -> PyTree:
-        """Whole local gradients to this device's parts of their mean, by buckets."""
-        found, structure = jax.tree.flatten(gradients)
-        leaves = self.released(found)
-        shards: list[Any] = [None] * len(leaves)
-        for scope, bucket in scoped(self.assign(leaves, ready), leaves):
-            with scope:
-                made = wire.reduce_scatter([leaves[i] for i in bucket])
-            for i, shard in zip(bucket, made, strict=True):
-                shards[i] = shard
-        return structure.unflatten(shards)
-
-    def _masters(self, params: PyTree, wire: Wire) -> PyTree:
-        """This device's parts of the parameters."""
-        if isinstance(params, Working) or self.stage == 3:
-            return zero_state.masters_of(params)
-        return jax.tree.map(lambda x: own(x, wire.rank, wire.devices), params)
-
-    def _gathered(self, masters: PyTree, like: PyTree, wire: Wire) -> PyTree:
-        """What the train state keeps of updated parts: all, in stages 1 and 2."""
-        if self.stage == 3:
-            return masters
-        copies = like.copies if isinstance(like, Working) else like
-        leaves, structure = jax.tree.flatten(copies)
-        # Else XLA computes the update once more where rows are put together, from the
-        # old parameters, which it then has to copy.
-        shards = lax.optimization_barrier(
-            [
-                shard.like(shard.data.astype(leaf.dtype))
-                for shard, leaf in zip(
-                    structure.flatten_up_to(masters), leaves, strict=True
-                )
-            ]
-        )
-        done: list[jax.Array] = []
-        with jax.named_scope("parameters"):
-            for bucket in assign(leaves, self.bucket_cap_mb):
-                waits = done[:-IN_FLIGHT][-1:]
-                given = after([shards[i] for i in bucket], waits)
-                gathered = lax.optimization_barrier(wire.gather(given))
-                for i, leaf in zip(bucket, gathered, strict=True):
-                    leaves[i] = leaf
-                done += [leaves[i] for i in bucket if leaves[i].size][:1]
-        copies = structure.unflatten(leaves)
-        return Working(copies, masters) if isinstance(like, Working) else copies
-
-    def _compressed(self, contribution, mean, masters, kept, update, wire):
-        """Compressed gradients, averaged everywhere and cut; residuals and states."""
-        local = update.gradients(Mean(contribution.gradients, mean.loss.weight))
-        shape = jax.tree.structure(masters, is_leaf=is_shard)
-        residuals = kept.residuals
-        if residuals is not None:
-            residuals = [x[0] for x in shape.flatten_up_to(residuals)]
-        parcels = Parcels(shape.flatten_up_to(local), residuals, [*kept.states])
-        self.exchange_parcels(parcels, contribution.ready, update.step, wire.axis_name)
-        gradients = [
-            None if leaf is None else own(leaf, wire.rank, wire.devices)
-            for leaf in parcels.gradients
-        ]
-        if parcels.residuals is not None:
-            residuals = shape.unflatten([x[None] for x in parcels.residuals])
-        return shape.unflatten(gradients), (residuals, parcels.states)
 
     def _layers(self, path: tuple[Any, ...], leaf: Any) -> int:
         """How many pieces of a parameter are cut by themselves."""
@@ -338,15 +241,3 @@ def _copies(precision: Precision | None, params: PyTree) -> PyTree | None:
 def _in_parts(leaf: Any) -> bool:
     """Whether these are parts of one array, or of stacked layers: for `is_leaf`."""
     return isinstance(leaf, Shard | LayerShards)
-
-
-def _optimized(axis_name: str, update: Update, *given: PyTree) -> Any:
-    """The optimizer, run on parts."""
-    return on_shards(update.optimized, given, given[1:], axis_name)
-
-
-def _first(axis_name: str, nonfinite: jax.Array) -> jax.Array:
-    """The first parameter whose gradient is not finite on any device; -1 if none."""
-    none = jnp.iinfo(jnp.int32).max
-    number = lax.pmin(jnp.where(nonfinite < 0, none, nonfinite), axis_name)
-    return jnp.where(number == none, -1, number)

@@ -75,32 +75,29 @@ def draw_frame(
 def save_gif(figures: Sequence["Figure"], path: str | os.PathLike) -> None:
     """Writes an animation that repeats: a picture for every figure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from PIL import Image
 
     images = []
     for figure in figures:
         figure.set_dpi(GIF_DPI)
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
-        size, pixels = canvas.get_width_height(), canvas.buffer_rgba()
-        images.append(Image.frombuffer("RGBA", size, pixels).convert("RGB"))
-    images = _in_few_colours(images)
-    images[0].save(
+        images.append(np.asarray(canvas.buffer_rgba())[..., :3])
+    first, *others = _in_few_colours(np.stack(images))
+    first.save(
         pathlib.Path(path),
         format="GIF",
         save_all=True,
-        append_images=images[1:],
-        duration=[FRAME_MS] * (len(images) - 1) + [LAST_MS],
+        append_images=others,
+        duration=[FRAME_MS] * len(others) + [LAST_MS],
         loop=0,
     )
 
 
-def _in_few_colours(images: Sequence["Image"]) -> list["Image"]:
+def _in_few_colours(images: np.ndarray) -> list["Image"]:
     """The pictures in the 256 colours that most pixels have: cells keep theirs."""
     from PIL import Image
 
-    every = np.stack([np.asarray(image, np.int32) for image in images])
-    codes = every @ (2**16, 2**8, 1)
+    codes = images.astype(np.int32) @ np.array([2**16, 2**8, 1], np.int32)
     found, places, counts = np.unique(codes, return_inverse=True, return_counts=True)
     rgb = np.stack([found >> 16, found >> 8 & 255, found & 255], axis=-1)
     few = rgb[np.argsort(-counts, stable=True)[:256]]

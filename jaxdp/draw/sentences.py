@@ -113,7 +113,8 @@ class _Sends:
         near = {1: "the next one", self.devices - 1: "the one before it"}
         if steps == {*near}:
             return "both neighbours"
-        return near.get(*steps, "") if len(steps) == 1 else ""
+        (step, *more) = steps
+        return "" if more else near.get(step, "")
 
 
 def _started(cells: Sequence[Cell]) -> str:
@@ -147,8 +148,9 @@ def _reached(before: Panel, now: Panel) -> str:
         return f"{no}: partial sums have up to {len(most.held)} of {of} contributions"
     holders = {cell.device for cell in new}
     ended = not now.arrows
-    if ended and all(cell.chunk == cell.device for cell in new):
-        return "every device holds the chunk of its own number complete"
+    own = all(cell.chunk == cell.device for cell in new)
+    if own and (ended or len(holders) > now.cells[-1].device):
+        return "every device owns the chunk of its own number complete"
     if ended and len(holders) == 1:
         return f"{those(holders)} holds {everything} complete"
     first = all(cell.share < 1 for cell in before.cells)

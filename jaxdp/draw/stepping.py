@@ -16,25 +16,18 @@ from typing import Any
 
 from jaxdp.draw import catalogue
 from jaxdp.draw.cells import colour
+from jaxdp.draw.machines import OWN, machines
 from jaxdp.draw.panels import lines, moments
 from jaxdp.draw.places import places
 from jaxdp.draw.sentences import doing, true_now
 from jaxdp.schedule import Schedule, bundles
-from jaxdp.targets.chips import NAMES
-from jaxdp.targets.hardware import Hardware, Link
-from jaxdp.targets.hardware import hardware as figures_of
+from jaxdp.targets.hardware import Hardware
 
 PARTS = pathlib.Path(__file__).with_name("page")
 SCRIPTS = ("model.js", "links.js", "cells.js", "costs.js", "hand.js", "page.js")
 DEVICES = (*range(1, 9), 16)  # that the reader can choose
 TITLE = "Step through a collective"
 SHARED = ("starts", "ways", "phases", "points", "links", "groups")
-OWN = "own"  # what addresses call a schedule that is in no catalogue
-# Several hosts: devices in each, and what joins the hosts.
-NETWORKS = (
-    *((4, "infiniband-ndr"), (2, "ethernet-100g")),
-    *((1, "infiniband-ndr"), (1, "ethernet-100g"), (1, "ethernet-10g")),
-)
 
 
 def write_page(
@@ -82,14 +75,14 @@ def page(
     own = isinstance(schedule, Schedule)
     if not own:
         catalogue.build(schedule, devices)  # refuses what cannot be shown
-    machines = _machines(hardware)
+    offered = machines(hardware)
     algorithms = _algorithms(schedule, devices)
     shared = _share(algorithms)
     data = {
         "start": [OWN if own else schedule, schedule.devices if own else devices],
         "size_bytes": round(size_mb * 2**20),
         "machine": hardware if isinstance(hardware, str) else OWN,
-        "machines": machines,
+        "machines": offered,
         "algorithms": algorithms,
         "shared": shared,
         "colours": _colours(max(DEVICES[-1], devices, schedule.devices if own else 1)),
@@ -178,7 +171,7 @@ def _share(algorithms: list[dict[str, Any]]) -> list[Any]:
 
     for algorithm in algorithms:
         for devices, schedule in algorithm["schedules"].items():
-            changed = {name: taken(schedule[name]) for name in SHARED}
+            changed: dict[str, Any] = {n: taken(schedule[n]) for n in SHARED}
             changed["now"] = [*map(taken, schedule["now"])]
             changed["next"] = [[*map(taken, each)] for each in schedule["next"]]
             algorithm["schedules"][devices] = schedule | changed
@@ -200,44 +193,3 @@ def _colours(most: int) -> list[list[str]]:
 def hexadecimal(rgb: tuple[float, ...]) -> str:
     """A colour as "#rrggbb"."""
     return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
-
-
-def _machines(hardware: str | Hardware) -> list[dict[str, Any]]:
-    """Hardware that the reader can choose: in one host, and in several."""
-    found = {name: figures_of(name) for name in NAMES}
-    found["v100-pcie3"] = figures_of("v100", link_name="pcie3")
-    for inside, network in NETWORKS:
-        machine = figures_of("h100", network_name=network, devices_per_host=inside)
-        found[f"{inside}-{network}"] = machine
-    if isinstance(hardware, Hardware):
-        found = {OWN: hardware} | found
-    elif hardware not in found:
-        figures_of(hardware)  # says which names there are
-    return [
-        {"id": name, "label": _label(name, machine)} | _figures(machine)
-        for name, machine in found.items()
-    ]
-
-
-def _label(name: str, machine: Hardware) -> str:
-    """What the list says of some hardware."""
-    inside = f"{machine.link.name}, {machine.link.bytes_per_s / 1e9:g} GB/s"
-    network = f"{machine.network.name}, {machine.network.bytes_per_s / 1e9:g} GB/s"
-    if not name[0].isdigit():
-        return f"{machine.name}: {inside}"
-    if machine.devices_per_host == 1:
-        return f"one device in a host: {network}"
-    count = machine.devices_per_host
-    return f"{count} {machine.name} in a host: {inside}; {network}"
-
-
-def _figures(machine: Hardware) -> dict[str, Any]:
-    def figures(link: Link) -> dict[str, Any]:
-        names = ("name", "bytes_per_s", "alpha_s", "shared")
-        return {name: getattr(link, name) for name in names}
-
-    return {
-        "devices_per_host": machine.devices_per_host,
-        "link": figures(machine.link),
-        "network": figures(machine.network),
-    }

@@ -128,9 +128,7 @@ def _signals(handler: Callable[[int, object], None]) -> Iterator[None]:
         return
     handled = [*SIGNALS]
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        handled.remove(
-            signal.SIGHUP
-        )  # under nohup, nothing ends when the terminal does
+        handled.remove(signal.SIGHUP)  # under nohup, which outlives the terminal
     before = {number: signal.signal(number, handler) for number in handled}
     try:
         yield

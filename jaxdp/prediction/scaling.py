@@ -98,19 +98,24 @@ def predict(
         elements.
 
     Raises:
-        ValueError: No number of devices up to `compile_up_to`, devices that do not
-            divide into hosts, hardware of an unknown chip, or a design whose schedules
+        ValueError: No devices, no number of them up to `compile_up_to`, devices that
+            do not divide into hosts, hardware of an unknown chip, or a design whose schedules
             exist for its own devices alone.
         ModuleNotFoundError: The compiler is not installed; see `targets.compile_for`.
     """
     machine = targets.hardware(hardware)
     counts = sorted({devices} if isinstance(devices, int) else set(devices))
     known = [n for n in counts if n <= compile_up_to]
-    if not known or counts[0] < 1:
+    if not counts or counts[0] < 1:
+        raise ValueError(
+            f"predict got devices={counts}. Each is a number of devices, at least 1. "
+            "Leave it out for 1 to 1024."
+        )
+    if not known:
         raise ValueError(
             f"predict got devices={counts} and compile_up_to={compile_up_to}. At least "
             f"one number from 1 to {compile_up_to} is needed, to know what computation "
-            f"takes. Add one, or raise compile_up_to to {max(counts[0], 1)}."
+            f"takes. Add one, or raise compile_up_to to {counts[0]}."
         )
     if not machine.target:
         raise ValueError(

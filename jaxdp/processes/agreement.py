@@ -22,7 +22,7 @@ PyTree = Any
 TIMEOUT_S = 60.0
 # A process may have to compile, or to read its data, before it comes to a step.
 STEP_TIMEOUT_S = 600.0
-_rounds: collections.Counter = collections.Counter()
+_made: collections.Counter = collections.Counter()  # agreements, by kind
 
 
 def agree(
@@ -57,7 +57,7 @@ def agree(
     if len(ranks) < 2:
         return [json.loads(json.dumps(value))]
     kind = f"jaxdp/{name}/{','.join(map(str, ranks))}"
-    folder = f"{kind}/{_rounds[kind]}"
+    folder = f"{kind}/{_made[kind]}"
     own = f"{folder}/{jax.process_index()}"
     board.post(own, json.dumps(value))
     texts = board.wait_for(folder, ranks, timeout_s)
@@ -69,9 +69,9 @@ def agree(
             "the same functions of jaxdp, in the same order and equally often. See "
             "what the others do; if they are only slow, wait longer."
         )
-    if _rounds[kind]:  # all have read the round before, or they would not be here
-        board.remove(f"{kind}/{_rounds[kind] - 1}/{jax.process_index()}")
-    _rounds[kind] += 1
+    if _made[kind]:  # all have read the one before, or they would not be here
+        board.remove(f"{kind}/{_made[kind] - 1}/{jax.process_index()}")
+    _made[kind] += 1
     return [json.loads(texts[rank] or "") for rank in ranks]
 
 

@@ -125,8 +125,8 @@ def _wrong(heard: list[Found], count: int) -> str:
     first = heard[0]
     for said in heard[1:]:
         rank = said["rank"]
-        for what in sorted(first.keys() | said.keys() - {"rank"}):
-            if what != "rank" and said.get(what) != first.get(what):
+        for what in sorted((first.keys() | said.keys()) - {"rank"}):
+            if said.get(what) != first.get(what):
                 named = "process count" if what == "count" else what
                 return (
                     f"rank {rank} was started with {named} {said.get(what)}, and rank "

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
 from jaxdp.program.collective import CollectiveOp, kind_of, read
 from jaxdp.program.hlo import Computation, Instruction, Module, parse
 from jaxdp.program.hlo.opcodes import WITHOUT_OPERANDS
@@ -64,6 +66,7 @@ def dependence(compiled: Any) -> Dependence:
         A `Dependence`. It knows instructions by name: XLA gives each name once.
 
     Raises:
+        TypeError: neither of the two.
         ValueError: text that cannot be read, or an operand that is not in it.
 
     Example:
@@ -74,7 +77,13 @@ def dependence(compiled: Any) -> Dependence:
         >>> sorted(len(found.waits_for[name]) for name in found.matmuls)
         [0, 1]
     """
-    module = parse(compiled if isinstance(compiled, str) else compiled.as_text())
+    if not isinstance(compiled, str | jax.stages.Compiled):
+        raise TypeError(
+            f"dependence got a {type(compiled).__name__}. It reads a "
+            "jax.stages.Compiled, or the text compiled.as_text() of one. Compile "
+            "first: jax.jit(f).lower(*args).compile()."
+        )
+    module = parse(compiled if isinstance(compiled, str) else compiled.as_text() or "")
     reader = _Reader(module)
     reader.run(module.entry, _NOTHING)
     return Dependence(reader.collectives, frozenset(reader.matmuls), reader.waits_for)

@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp import jaxprs
 from jaxdp.program.collective import CollectiveOp
 from jaxdp.program.hlo.shapes import Array
 
-# Primitive names without the suffix "_start" of their asynchronous forms.
-KINDS = {
+# HLO's kind by primitive, without the suffix "_start" of asynchronous forms.
+KIND_OF = {
     "psum": "all-reduce",
     "psum_invariant": "all-reduce",
     "unreduced_psum": "all-reduce",
@@ -75,11 +76,11 @@ def _walk(jaxpr: Any, place: _Place, devices: int) -> Iterator[CollectiveOp]:
         if name in REFUSED:
             raise ValueError(
                 f"analyze cannot count the primitive {name!r} in the traced program. "
-                f"It counts {', '.join(KINDS)}; how much {name} moves is decided while "
+                f"It counts {', '.join(KIND_OF)}; how much {name} moves is decided while "
                 "the program runs. Write the exchange with ppermute or all_to_all."
             )
-        if name in KINDS:
-            yield from _read(equation, KINDS[name], here)
+        if name in KIND_OF:
+            yield from _read(equation, KIND_OF[name], here)
             continue
         for inner, inside in _inner(equation, here, devices):
             found = tuple(_walk(inner, inside, devices))
@@ -106,10 +107,7 @@ def _inner(equation: Any, place: _Place, devices: int) -> Iterator[tuple[Any, _P
         for index, branch in enumerate(params["branches"]):
             yield branch, replace(place, branch=(*place.branch, (conditional, index)))
         return
-    for value in params.values():
-        for inner in value if isinstance(value, tuple | list) else (value,):
-            if hasattr(inner, "eqns"):
-                yield inner, place
+    yield from ((program, place) for program in jaxprs.inner(equation))
 
 
 def _scope(equation: Any, place: _Place) -> str:

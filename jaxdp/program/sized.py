@@ -12,7 +12,7 @@ from typing import Any
 from jaxdp.executor import accumulation_dtype
 from jaxdp.jaxprs import inner
 from jaxdp.primitive import collective_p
-from jaxdp.program.logical import KINDS
+from jaxdp.program.logical import KIND_OF
 from jaxdp.schedule import Schedule, local_rows
 
 
@@ -73,8 +73,8 @@ def _walk(jaxpr: Any, count: int) -> Iterator[SizedCollective]:
         name = eqn.primitive.name
         if name == collective_p.name:
             yield _ours(eqn, count)
-        elif name in KINDS:
-            yield from _native(eqn, KINDS[name], count)
+        elif name in KIND_OF:
+            yield from _native(eqn, KIND_OF[name], count)
         elif name == "cond":
             branches = [tuple(_walk(branch, count)) for branch in inner(eqn)]
             yield from max(branches, key=_size)

@@ -18,15 +18,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from jaxdp.buckets import is_summable
-from jaxdp.loss import Aux, Mean, divided, split_loss, with_weight
+from jaxdp.loss import Mean, divided
 from jaxdp.mesh import without_mesh
 from jaxdp.replicated import functional, observe, replicas, transfers
-from jaxdp.replicated.devices import name
+from jaxdp.replicated.gathered_loss import gathered_loss
 from jaxdp.replicated.inputs import check_arrays
+from jaxdp.replicated.micro import Micro
 from jaxdp.replicated.moves import Replicate
 from jaxdp.replicated.transfers import is_on
 from jaxdp.state import check_params, is_deleted, own_copy
@@ -50,34 +49,6 @@ class State(NamedTuple):
     params: PyTree
     opt_state: PyTree
     model_state: PyTree
-
-
-class Round(NamedTuple):
-    """What stages 2 to 8 of some rows leave behind, before the sum and the optimizer.
-
-    Attributes:
-        gradients: Parts of the gradient of the total, on the root: of each replica, or
-            one sum.
-        results: The loss and the metrics, as pairs to be summed, on the output device.
-        model_state: The root's buffers.
-    """
-
-    gradients: list[Arrays]
-    results: dict[str, Mean]
-    model_state: PyTree
-
-    def summed(self) -> "Round":
-        """With one sum of gradients, in buffers of its own."""
-        zeros = [jnp.zeros_like(g, device=g.sharding) for g in self.gradients[0]]
-        return self._replace(gradients=[_add_to(zeros, self.gradients)])
-
-    def plus(self, other: "Round") -> "Round":
-        """Adds another round to this `summed` one, whose gradients are donated."""
-        (total,) = self.gradients
-        observe.settle()
-        total = _add_to(total, other.gradients)
-        results = _summed(self.results, other.results)
-        return Round([total], results, other.model_state)
 
 
 class TrainStep:
@@ -145,7 +116,7 @@ class TrainStep:
         targets: PyTree,
         keywords: dict[str, Any],
         rows: int | None = None,
-    ) -> Round:
+    ) -> Micro:
         """Stages 1 to 8, without the sum and the optimizer.
 
         Args:
@@ -153,7 +124,7 @@ class TrainStep:
             inputs: As of a step.
             targets: As of a step.
             keywords: As of a step.
-            rows: Weight of a bare scalar loss, if several rounds make one step.
+            rows: Weight of a bare scalar loss, if these are a micro-batch of a step.
         """
         model = self.model
         inputs = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -175,13 +146,16 @@ class TrainStep:
             [output for output, _ in made], devices, model.output_device, model.dim
         )
         parts = gather.collect(parts)  # 5
-        results, cotangents = self._loss(parts, structure, targets, rows)  # 6
+        results, cotangents = gathered_loss(  # 6
+            *(self.loss_fn, structure, model.dim, rows, parts, targets),
+            device=model.output_device,
+        )
         cotangents = gather.spread(cotangents)  # 7
         gradients = replicas.backward(saved, devices, given, cotangents, slices.sizes)
         gradients = Replicate(devices).collect(gradients)  # 8
-        return Round(gradients, results, made[0][1])
+        return Micro(gradients, results, made[0][1])
 
-    def update(self, state: State, done: Round) -> tuple[State, dict[str, Any]]:
+    def update(self, state: State, done: Micro) -> tuple[State, dict[str, Any]]:
         """The rest of stage 8: the sum and the optimizer.
 
         Args:
@@ -201,8 +175,7 @@ class TrainStep:
         about = ("8 optimizer", "sum and update", None, root, root, done.gradients)
         made = {"parameters": params, "optimizer state": opt_state}
         observe.tell(*about, made, began, lower)
-        metrics = _metrics(done.results)
-        return State(params, opt_state, done.model_state), metrics
+        return State(params, opt_state, done.model_state), done.metrics()
 
     def _at_root(self, state: State) -> State:
         """The state, moved to the root if it is anywhere else."""
@@ -226,30 +199,6 @@ class TrainStep:
             for leaf in leaves
         ]
         return jax.tree.unflatten(structure, placed)
-
-    def _loss(
-        self, parts: list[Arrays], structure: Any, targets: PyTree, rows: int | None
-    ) -> tuple[dict[str, Mean], list[Arrays]]:
-        """Loss and metrics, and the gradient with respect to the replicas' outputs."""
-        began = observe.now()
-        args = (self.loss_fn, structure, self.model.dim, rows, parts, targets)
-        device = self.model.output_device
-        try:
-            results, cotangents = loss_and_cotangents(*args)
-        except Exception as error:
-            outputs, given = jax.tree.map(jnp.shape, (parts, targets))
-            error.add_note(
-                f"Raised by loss_fn, in stage 6 loss on {name(device)}. It got the "
-                f"outputs of shapes {outputs}, joined along dim={self.model.dim}, and "
-                f"targets of shapes {given}. Give targets that fit the gathered output."
-            )
-            raise
-        about = ("6 loss", "loss and its gradient", None, device, device, parts)
-        made = {"loss": results, "output gradients": cotangents}
-        observe.tell(
-            *about, made, began, functools.partial(loss_and_cotangents.lower, *args)
-        )
-        return results, cotangents
 
 
 def check_alive(state: State) -> None:
@@ -275,57 +224,6 @@ def _init(optimizer: optax.GradientTransformation, params: PyTree, state: PyTree
     return State(params, optimizer.init(params), state)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def loss_and_cotangents(
-    loss_fn: Callable[..., Any],
-    structure: Any,
-    dim: int,
-    rows: int | None,
-    parts: list[Arrays],
-    targets: PyTree,
-) -> tuple[dict[str, Mean], list[Arrays]]:
-    """Joins the outputs; the cotangents of the join are the replicas' own."""
-    leaves, inner = jax.tree.flatten(parts)
-    smooth = [leaf for leaf in leaves if is_summable(leaf)]
-
-    def total(smooth):
-        given = iter(smooth)
-        merged = [next(given) if is_summable(leaf) else leaf for leaf in leaves]
-        whole = transfers.join(jax.tree.unflatten(inner, merged), dim)
-        output = loss_fn(jax.tree.unflatten(structure, whole), targets)
-        loss, aux = split_loss(output)
-        _check_aux(aux)
-        if rows is not None and loss.weight is None:
-            weight = jnp.asarray(rows, loss.total.dtype)
-            loss = Mean(loss.total * weight, weight)
-        metrics = {
-            name: with_weight(loss, value)
-            for name, value in (aux.metrics or {}).items()
-        }
-        return loss.total, {"loss": loss, **metrics}
-
-    (_, results), cotangents = jax.value_and_grad(total, has_aux=True)(smooth)
-    each = len(cotangents) // len(parts)
-    return results, [cotangents[i * each : (i + 1) * each] for i in range(len(parts))]
-
-
-def _add_to(total: Arrays, parts: list[Arrays]) -> Arrays:
-    """Adds parts of a gradient to a sum, which is donated; told to observers."""
-    began = observe.now()
-    lower = functools.partial(_accumulate.lower, total, parts)
-    total = _accumulate(total, parts)
-    root = transfers.where(total[0])
-    about = ("8 reduce", "sum of rounds", None, root, root, parts)
-    observe.tell(*about, {"gradient": total}, began, lower)
-    return total
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _accumulate(total: Arrays, parts: list[Arrays]) -> Arrays:
-    """Accumulated in one set of buffers, however many rounds there are."""
-    return transfers.add([total, *parts])
-
-
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=(3, 4))
 def _update(
     optimizer: optax.GradientTransformation,
@@ -339,35 +237,3 @@ def _update(
     gradient = jax.tree.unflatten(jax.tree.structure(params), mean)
     updates, opt_state = optimizer.update(gradient, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
-
-
-def _metrics(results: dict[str, Mean]) -> dict[str, Any]:
-    """Totals over weights."""
-    if all(mean.weight is None for mean in results.values()):
-        return {name: mean.total for name, mean in results.items()}
-    return _divided(results)
-
-
-@jax.jit
-def _divided(results: dict[str, Mean]) -> dict[str, Any]:
-    return {name: divided(mean) for name, mean in results.items()}
-
-
-@jax.jit
-def _summed(results: dict[str, Mean], others: dict[str, Mean]) -> dict[str, Mean]:
-    return jax.tree.map(jnp.add, results, others)
-
-
-def _check_aux(aux: Aux) -> None:
-    """Checks what a loss function returned beside the loss."""
-    if aux.model_state is not None:
-        raise ValueError(
-            "loss_fn returned a model_state. It sees the gathered output only; buffers "
-            "are the business of apply_fn, which gets model_state= if DataParallel did "
-            "and returns (output, model_state). Return Aux(metrics=...) alone."
-        )
-    if "loss" in (aux.metrics or {}):
-        raise ValueError(
-            "loss_fn returned a metric named 'loss'. That name holds the loss in the "
-            "metrics of a step. Rename it."
-        )

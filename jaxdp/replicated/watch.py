@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxdp.replicated import rounds
+from jaxdp.replicated import microbatches
 from jaxdp.replicated.devices import Device, name
-from jaxdp.replicated.rounds import FALLBACKS, SMALLER_BATCH, Batch, Setting
-from jaxdp.replicated.step import Round, State, TrainStep, check_alive
+from jaxdp.replicated.micro import Micro
+from jaxdp.replicated.microbatches import FALLBACKS, SMALLER_BATCH, Batch, Setting
+from jaxdp.replicated.step import State, TrainStep, check_alive
 
 PyTree = Any
 NUMBERS = (int, float, np.integer, np.floating)
@@ -45,10 +46,11 @@ class MemoryWatch:
     """Runs a training step, and lowers its memory when the root passes a limit.
 
     Called like the step: `state, metrics = watch(state, inputs, targets)`. A batch
-    whose step passes the limit runs in more rounds from then on; batches of other
-    shapes do not. All rounds of a step make one update: that of the whole batch, for a
-    loss that is a mean over rows or a `jaxdp.Mean`. No step is lost: one whose memory
-    cannot be allocated runs again, in more rounds, from the same state.
+    whose step passes the limit runs in more micro-batches from then on; batches of
+    other shapes do not. All micro-batches of a step make one update: that of the whole
+    batch, for a loss that is a mean over rows or a `jaxdp.Mean`. No step is lost: one
+    whose memory cannot be allocated runs again, in more micro-batches, from the same
+    state.
 
     With `fallback="smaller batch"` the batch runs in 2, 4, ... parts, while the root's
     slice of a part can get smaller, each on all devices. BatchNorm then sees these
@@ -56,10 +58,10 @@ class MemoryWatch:
     among inputs are others for every part. When that is not enough, or with
     `fallback="one device"`, the same slices run one after another on the root alone,
     which then receives no gradients. BatchNorm sees what it saw before, and the buffers
-    are those that the root's slice left. 16-bit gradients are rounded once per round.
+    are those that the root's slice left. 16-bit gradients are rounded once each.
 
-    Devices: as the step; the sum of gradients is on the root. Rounds wait for each
-        other, so that their arrays are not there together.
+    Devices: as the step; the sum of gradients is on the root. Micro-batches wait for
+        each other, so that their arrays are not there together.
 
     Cost: parameters go out once for every part. Where the backend has
         `device.memory_stats()`, the measure is its `peak_bytes_in_use`. That never
@@ -109,7 +111,7 @@ class MemoryWatch:
         )
         self.events: list[WatchEvent] = []
         self._on_event = on_event
-        self._alone = rounds.on_root(step)
+        self._alone = microbatches.on_root(step)
         self._calls = 0
         self._settings: dict[Any, Setting] = {}  # by shape of the batch
         self._measured: set[tuple[Any, Setting]] = set()
@@ -136,7 +138,7 @@ class MemoryWatch:
         """
         check_alive(state)
         dim = self.step.model.dim
-        batch = rounds.batch_of(inputs, targets, keywords, dim, "MemoryWatch")
+        batch = microbatches.batch_of(inputs, targets, keywords, dim, "MemoryWatch")
         self._calls += 1
         while True:
             setting = self._settings.get(batch.shape, Setting())
@@ -170,13 +172,13 @@ class MemoryWatch:
 
     def _run(
         self, state: State, batch: Batch, setting: Setting, waits: bool
-    ) -> tuple[Round | None, str]:
+    ) -> tuple[Micro | None, str]:
         """All but the update.
 
         Nothing that failed survives: the traceback would keep its arrays alive.
         """
         try:
-            done = rounds.run(self.step, self._alone, state, batch, setting)
+            done = microbatches.run(self.step, self._alone, state, batch, setting)
             return (jax.block_until_ready(done) if waits else done), ""
         except Exception as error:
             if EXHAUSTED not in str(error):
@@ -213,9 +215,9 @@ class MemoryWatch:
         raise RuntimeError(
             f"MemoryWatch got {first.rstrip('.')} in step {self._calls}, with {words}. "
             f"Nothing lower is left of fallback={self.fallback!r} for {batch.rows} "
-            "rows. The parameters, their gradients and one round do not fit on the "
-            f"root, {name(model.root)}; the state is untouched. Use {other}fewer or "
-            "smaller rows, or 16-bit parameters."
+            "rows. The parameters, their gradients and one micro-batch do not fit on "
+            f"the root, {name(model.root)}; the state is untouched. Use {other}fewer "
+            "or smaller rows, or 16-bit parameters."
         )
 
     def _lower(self, batch: Batch, setting: Setting) -> Setting | None:

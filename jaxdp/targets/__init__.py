@@ -1,6 +1,6 @@
 """Accelerators that need not be here: compiled for, and priced, from their data sheets.
 
-A chip is a file in `chips/`; what joins chips is in `links.toml`.
+A chip is a file in `data/chips`; what joins chips is in `data/links.toml`.
 """
 
 from jaxdp.targets.chips import NAMES, Chip, chip

@@ -81,18 +81,18 @@ def chip(target: str) -> Chip:
     Raises:
         ValueError: There is none of that name; lists those that there are.
     """
-    check_name(target)
+    _check_name(target)
     path = DATA / "chips" / f"{target}.toml"
     return Chip(target=target, **tomllib.loads(path.read_text(encoding="utf-8")))
 
 
-def check_name(target: Any) -> None:
+def _check_name(target: Any) -> None:
     """Refuses a target that is none."""
     if target in NAMES:
         return
     close = difflib.get_close_matches(str(target).lower(), NAMES, n=1)
     remedy = f"Did you mean {close[0]!r}?" if close else "Choose one of them."
     raise ValueError(
-        f"compile_for got target={target!r}. It must be one of {', '.join(NAMES)}. "
-        f"{remedy}"
+        f"jaxdp.targets has no chip for target={target!r}. It must be one of "
+        f"{', '.join(NAMES)}. {remedy}"
     )

@@ -88,7 +88,7 @@ def compile_for(
         ...
         ValueError: compile_for got devices=6 and hosts=4. All hosts have equally ...
     """
-    mesh = topology.mesh(target, devices, hosts)
+    mesh = topology.mesh_for("compile_for", target, devices, hosts)
     with quietly():
         jax.local_devices()  # JAX's own start, if this is what starts it, writes too
     owner = getattr(fn, "__self__", None)

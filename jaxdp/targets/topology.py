@@ -38,12 +38,19 @@ def mesh(
         ModuleNotFoundError: The compiler is not installed, or has another version than
             JAX.
     """
+    return mesh_for("targets.mesh", target, devices, hosts, axis_name)
+
+
+def mesh_for(
+    caller: str, target: str, devices: int, hosts: int, axis_name: str = "data"
+) -> Mesh:
+    """As `mesh`, for a public function that errors speak for."""
     about = chip(target)
-    _check_sizes(devices, hosts)
+    _check_sizes(caller, devices, hosts)
     if about.backend == "tpu":
-        _check_torus(about, devices)
+        _check_torus(caller, about, devices)
     if problem := missing(target):
-        raise ModuleNotFoundError(f"compile_for got target={target!r}. {problem}")
+        raise ModuleNotFoundError(f"{caller} got target={target!r}. {problem}")
     with quietly():
         return data_mesh(_devices(target, devices, hosts), axis_name)
 
@@ -54,20 +61,20 @@ def shaped_as(given: Mesh, like: Mesh | AbstractMesh) -> Mesh:
     return Mesh(devices, like.axis_names, axis_types=like.axis_types)
 
 
-def _check_sizes(devices: int, hosts: int) -> None:
+def _check_sizes(caller: str, devices: int, hosts: int) -> None:
     if devices < 1 or hosts < 1 or devices % hosts:
         up = math.ceil(max(devices, 1) / max(hosts, 1)) * max(hosts, 1)
         raise ValueError(
-            f"compile_for got devices={devices} and hosts={hosts}. All hosts have "
+            f"{caller} got devices={devices} and hosts={hosts}. All hosts have "
             f"equally many devices, at least 1: {devices} is no multiple of {hosts}. "
             f"Use devices={up}, or another number of hosts."
         )
 
 
-def _check_torus(about: Chip, devices: int) -> None:
+def _check_torus(caller: str, about: Chip, devices: int) -> None:
     if devices.bit_count() > 1 or devices > MOST_TPUS:
         raise ValueError(
-            f"compile_for got devices={devices} for {about.name}. Its tori have 1, 2, "
+            f"{caller} got devices={devices} for {about.name}. Its tori have 1, 2, "
             f"4, ... {MOST_TPUS} chips, powers of two. Use one of these."
         )
 

@@ -14,12 +14,12 @@ FUNCTIONS = ("step", "init", "params", "flush")
 
 
 def lowered(
-    program: Trainer, function: str, args: tuple[Any, ...], mesh: Mesh
+    trainer: Trainer, function: str, args: tuple[Any, ...], mesh: Mesh
 ) -> tuple[jax.stages.Lowered, dict[str, Any]]:
     """A function of a training, lowered for other devices.
 
     Args:
-        program: The training, on any mesh.
+        trainer: The training, on any mesh.
         function: One of `FUNCTIONS`.
         args: Parameters or a state; for a step the global batch too.
         mesh: The devices, on one axis.
@@ -31,20 +31,20 @@ def lowered(
         TypeError: Not one of them, or other arguments.
         ValueError: The design needs another number of devices, or has no such program.
     """
-    _check(program, function, args)
-    program = program.on(_like(program.mesh, mesh))
+    _check(trainer, function, args)
+    trainer = trainer.on(_like(trainer.mesh, mesh))
     if function == "step":
-        options = program.replica.design.compiler_options(mesh.devices[0].platform)
-        return program.lower_abstract(*args), options
-    initial = program.initial(args[0])
+        options = trainer.replica.design.compiler_options(mesh.devices[0].platform)
+        return trainer.lower_abstract(*args), options
+    initial = trainer.initial(args[0])
     if function == "init":
-        placed = _placed(initial, program.replicated)
-        return without_mesh(program.jitted_init.lower)(*placed), {}
-    state = jax.eval_shape(program.jitted_init, *initial)
+        placed = _placed(initial, trainer.replicated)
+        return without_mesh(trainer.jitted_init.lower)(*placed), {}
+    state = jax.eval_shape(trainer.jitted_init, *initial)
     if function == "flush":
-        return without_mesh(program.jitted_flush.lower)(state), {}
-    kept = _sharded(state.params, program.specs[0].params, program.mesh)
-    return without_mesh(program.jitted_params.lower)(kept), {}
+        return without_mesh(trainer.jitted_flush.lower)(state), {}
+    kept = _sharded(state.params, trainer.specs[0].params, trainer.mesh)
+    return without_mesh(trainer.jitted_params.lower)(kept), {}
 
 
 def _like(mesh: Mesh, target: Mesh) -> Mesh:
@@ -80,7 +80,7 @@ def _sharded(tree: PyTree, specs: PyTree, mesh: Mesh) -> PyTree:
     )
 
 
-def _check(program: Trainer, function: str, args: tuple[Any, ...]) -> None:
+def _check(trainer: Trainer, function: str, args: tuple[Any, ...]) -> None:
     """Refuses what is no program, and arguments that are not its."""
     if function not in FUNCTIONS:
         raise TypeError(
@@ -94,9 +94,9 @@ def _check(program: Trainer, function: str, args: tuple[Any, ...]) -> None:
             f"compile_for got train.{function} and {len(args)} argument(s). It needs "
             f"{wanted}: parameters or a state{batch}, as arrays or as shapes."
         )
-    if function == "flush" and not program.replica.design.max_staleness:
+    if function == "flush" and not trainer.replica.design.max_staleness:
         raise ValueError(
-            f"compile_for got train.flush of {type(program.replica.design).__name__}, "
+            f"compile_for got train.flush of {type(trainer.replica.design).__name__}, "
             "which has max_staleness=0: no gradients are in flight, and nothing is "
             "compiled. Leave it out, or use a design with a delay."
         )

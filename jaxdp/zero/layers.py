@@ -106,7 +106,7 @@ def scan_layers(
         policy: What the forward pass keeps for the backward pass besides the carries,
             as `jax.checkpoint` has it; None for nothing. A policy that keeps
             everything keeps whole parameters; `dots_saveable` does not.
-        unroll: How many layers stand in one round of the loop; so many are whole at a
+        unroll: How many layers stand in one trip of the loop; so many are whole at a
             time.
 
     Returns:

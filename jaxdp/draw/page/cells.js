@@ -7,7 +7,7 @@ const MOST_WRITTEN = 9; // with more devices, contributions are counted instead
 class CellsView {
   constructor(table, flights, inspected, colours) {
     Object.assign(this, { table, flights, inspected, colours });
-    this.told = "";
+    this.pointed = () => {}; // told of the cell that the reader looks at
     table.addEventListener("keydown", (event) => this.walk(event));
     for (const type of ["mouseover", "focusin"]) {
       table.addEventListener(type, (event) => this.inspect(event.target.closest(".cell")));
@@ -50,6 +50,7 @@ class CellsView {
     const room = sheet.clientWidth - (narrow ? 22 : 64);
     const pitch = Math.min(74, room / this.schedule.devices);
     const gap = Math.max(7, Math.min(20, pitch * 0.27));
+    this.gap = gap;
     const rowGap = this.long ? 16 : 9;
     const tall = Math.max(28, 450 / this.schedule.chunks - rowGap);
     const cell = Math.max(25, Math.min(pitch - gap, tall, 54));
@@ -109,7 +110,14 @@ class CellsView {
 
   inspect(button) {
     const { device, chunk } = button ? button.dataset : {};
-    this.inspected.textContent = button ? this.words(Number(device), Number(chunk)) : this.told || "\u00a0";
+    this.inspected.textContent = button ? this.words(Number(device), Number(chunk))
+      : "Digits are the devices whose contributions a cell has.";
+    this.pointed(button ? Number(device) : -1, button ? Number(chunk) : -1);
+  }
+
+  column(device) { // lifts what a device holds; none for -1
+    this.cells.forEach((column, i) => column.forEach((cell) =>
+      cell.classList.toggle("pointed", i === device)));
   }
 
   walk(event) { // arrow keys go from cell to cell
@@ -183,7 +191,7 @@ class CellsView {
     const straight = (x0, x1) => arrow([[x0, y], [(x0 + x1) / 2, y], [x1, y]]);
     const right = (box) => box.left + box.size;
     if (this.wraps(send, sends)) { // leaves at one side and comes in at the other
-      const room = 15;
+      const room = 0.8 * this.gap;
       return way < 0 ? [straight(right(from), right(from) + room), straight(to.left - room, to.left)]
         : [straight(from.left, from.left - room), straight(right(to) + room, right(to))];
     }

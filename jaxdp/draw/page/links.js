@@ -135,6 +135,13 @@ class LinksView {
     return { group, curve: this.curves.get(key) };
   }
 
+  point(device, chunk) { // at a device, and at the parts of a chunk
+    this.nodes.forEach((node, i) => {
+      node.group.classList.toggle("pointed", i === device);
+      node.segments.forEach((segment, j) => segment.classList.toggle("pointed", j === chunk));
+    });
+  }
+
   fly(t) { // 0 at the sources, 1 at the targets; null at rest, half-way
     for (const { group, curve } of this.packets) {
       const [x, y] = at(curve, t === null ? 0.5 : t);

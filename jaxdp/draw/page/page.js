@@ -9,6 +9,7 @@ for (const { schedules } of data.algorithms) {
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const FLIGHT_MS = 900; // of what is sent in a round
 const REST_MS = 700; // between rounds, while playing
+const REMEMBER_MS = 120;
 
 const state = {
   algorithm: null, devices: 0, done: 0, size: data.size_bytes, machine: null, playing: false,
@@ -17,7 +18,7 @@ const links = new LinksView(find("links"), data.colours);
 const cells = new CellsView(find("cells"), find("flights"), find("inspected"), data.colours);
 const costs = new CostsView(find);
 const hand = new Hand(find, cells);
-let schedule, frames, flight = null, timer = null;
+let schedule, frames, flight = null, timer = null, remembering = null;
 
 // Shows an algorithm; devices that it does not exist for become the nearest that it does.
 function choose(id, devices, done = 0) {
@@ -61,7 +62,15 @@ function go(done, changed) {
   if (done !== state.done) hand.clear();
   state.done = Math.max(0, Math.min(last, done));
   show(changed);
-  history.replaceState(null, "", `#${state.algorithm.id}-${state.devices}-${state.done}`);
+  remember();
+}
+
+// Writes the moment into the address, a little later: browsers allow it a few times
+// a second only.
+function remember() {
+  clearTimeout(remembering);
+  const address = `#${state.algorithm.id}-${state.devices}-${state.done}`;
+  remembering = setTimeout(() => history.replaceState(null, "", address), REMEMBER_MS);
 }
 
 function show(changed) {
@@ -79,7 +88,8 @@ function show(changed) {
   find("done").value = done;
   find("done").setAttribute("aria-valuetext", `${done} of ${last} rounds done`);
   find("done").style.setProperty("--share", last ? done / last : 1);
-  find("count").textContent = `${done} of ${roundsText(last)}`;
+  find("count").replaceChildren(`${done} of ${last}`,
+    tagged("span", { className: "word" }, roundsText(last).replace(/\d+/, "")));
   find("first").disabled = find("back").disabled = done === 0;
   find("last").disabled = find("forward").disabled = done === last;
 }
@@ -233,6 +243,13 @@ function listen() {
   find("check").addEventListener("click", check);
   find("hint").addEventListener("click", () => { hand.hinted = true; show(); });
   addEventListener("hashchange", read);
+  cells.pointed = (device, chunk) => links.point(device, chunk);
+  for (const type of ["mouseover", "mouseout"]) {
+    find("links").addEventListener(type, (event) => {
+      const node = event.target.closest("[data-device]");
+      cells.column(type === "mouseover" && node ? Number(node.dataset.device) : -1);
+    });
+  }
 }
 
 fill();

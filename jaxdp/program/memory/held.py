@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxdp.program.hlo.shapes import Array, arrays
 from jaxdp.program.memory.live import Value, live_at_peak
-from jaxdp.program.memory.placed import KINDS as STATE_KINDS
+from jaxdp.program.memory.placed import KIND_OF_FIELD
 from jaxdp.program.memory.planned import Memory
 from jaxdp.program.trained import check_step, trainer_behind
 
@@ -151,7 +151,7 @@ def _kind_of_argument(name: str) -> str:
     if ".in_flight" in name:
         return "gradients"
     if name.startswith("state.") and field is not None:
-        return STATE_KINDS.get(field[1], "other")
+        return KIND_OF_FIELD.get(field[1], "other")
     return "batch" if name.startswith("batch") else "other"
 
 

@@ -19,7 +19,7 @@ from jaxdp.state import TrainState
 PyTree = Any
 Device = Any  # a jax.Device
 # Fields of a `TrainState` by what they are called elsewhere.
-KINDS = {
+KIND_OF_FIELD = {
     "params": "parameters",
     "opt_state": "optimizer state",
     "model_state": "model state",
@@ -83,9 +83,9 @@ def placed_by_kind(state: TrainState) -> dict[Device, Placement]:
             "fields of a jaxdp.TrainState. For other trees of arrays use "
             "jaxdp.program.placed, one call a kind."
         )
-    parts = {kind: placed(getattr(state, name)) for name, kind in KINDS.items()}
+    parts = {kind: placed(getattr(state, name)) for name, kind in KIND_OF_FIELD.items()}
     parts["other"] = placed((state.step, state.rng, state.loss_scale))
-    devices = [device for device in state.step.sharding.mesh.devices.flat]
+    devices = list(state.step.sharding.mesh.devices.flat)
     found = {}
     for rank, device in enumerate(devices):
         held = {kind: sizes.get(device, 0) for kind, sizes in parts.items()}

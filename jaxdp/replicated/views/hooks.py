@@ -53,7 +53,7 @@ def hooked(hook: Hook) -> Iterator[None]:
 def inlined(function: Callable[[], Any]) -> Any:
     """Calls a function; inside, `jax.jit` and `scan` are Python, if that is possible.
 
-    A cached program calls no modules, and a `scan` calls them once for all its rounds.
+    A cached program calls no modules, and a `scan` calls them once for all its trips.
     """
     try:
         with jax.disable_jit():

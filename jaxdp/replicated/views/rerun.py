@@ -10,7 +10,8 @@ import jax
 
 from jaxdp.buckets import is_summable
 from jaxdp.loss import Mean, divided
-from jaxdp.replicated import step, transfers
+from jaxdp.replicated import transfers
+from jaxdp.replicated.gathered_loss import loss_and_cotangents
 from jaxdp.replicated.programs import Call
 
 PyTree = Any
@@ -40,7 +41,7 @@ def loss_of(
 
     def run(given):
         parts, targets = given
-        means, cotangents = step.loss_and_cotangents(
+        means, cotangents = loss_and_cotangents(
             loss_fn, structure, dim, None, parts, targets
         )
         metrics = {key: divided(mean) for key, mean in means.items()}

@@ -1,10 +1,10 @@
-"""A step in several rounds: parts of the batch one after another, one update.
+"""A step in several micro-batches, one after another: less memory, one update.
 
 Two ways to need less memory on the root. Parts of the batch, each on all devices as a
 step of its own would be, need smaller slices. The same slices one by one on the root
-need no gradients from other devices beside the root's. The gradients of all rounds are
-summed in one set of buffers, and a round starts when the one before has ended, so that
-only one round's arrays are there at a time.
+need no gradients from other devices beside the root's. The gradients of all
+micro-batches are summed in one set of buffers, and one starts when the one before has
+ended, so that the arrays of one alone are there at a time.
 """
 
 import functools
@@ -19,9 +19,10 @@ from jaxdp.buckets import is_key
 from jaxdp.replicated import transfers
 from jaxdp.replicated.devices import name
 from jaxdp.replicated.inputs import Inputs, check, check_arrays, chunk_sizes, is_array
+from jaxdp.replicated.micro import Micro
 from jaxdp.replicated.model import DataParallel
 from jaxdp.replicated.programs import Constant
-from jaxdp.replicated.step import Round, State, TrainStep
+from jaxdp.replicated.step import State, TrainStep
 
 PyTree = Any
 SMALLER_BATCH = "smaller batch"
@@ -41,7 +42,7 @@ class Setting(NamedTuple):
     alone: bool = False
 
     def sizes(self, rows: int, devices: int) -> list[int]:
-        """The rows of each round."""
+        """The rows of each micro-batch."""
         parts = chunk_sizes(rows, self.parts)
         if not self.alone:
             return parts
@@ -60,14 +61,14 @@ class Setting(NamedTuple):
         return Setting(self.parts, True) if min(part, devices) > 1 else None
 
     def words(self, rows: int, model: DataParallel) -> str:
-        """Such as "2 rounds of at most 33 rows on 4 devices"."""
+        """Such as "2 micro-batches of at most 33 rows on 4 devices"."""
         sizes = self.sizes(rows, len(model.devices))
         if len(sizes) == 1:
             return f"all {rows} rows at once"
         where = f"{len(model.devices)} devices"
         where = f"{name(model.root)} alone" if self.alone else where
         most = f"{max(sizes)} row{'s' if max(sizes) > 1 else ''}"
-        return f"{len(sizes)} rounds of at most {most} on {where}"
+        return f"{len(sizes)} micro-batches of at most {most} on {where}"
 
 
 class Batch(NamedTuple):
@@ -151,7 +152,7 @@ def on_root(step: TrainStep) -> TrainStep:
 
 def run(
     step: TrainStep, alone: TrainStep, state: State, batch: Batch, setting: Setting
-) -> Round:
+) -> Micro:
     """Stages 1 to 8 of a batch, without the optimizer.
 
     Args:
@@ -175,8 +176,8 @@ def run(
 
 
 def _slice_by_slice(
-    alone: TrainStep, state: State, part: Batch, total: Round | None, devices: int
-) -> Round:
+    alone: TrainStep, state: State, part: Batch, total: Micro | None, devices: int
+) -> Micro:
     """What all replicas do with a part; as there, the first one's buffers survive."""
     own = state.model_state
     survives = None
@@ -188,8 +189,8 @@ def _slice_by_slice(
     return total._replace(model_state=survives)
 
 
-def _one(step: TrainStep, state: State, part: Batch, total: Round | None) -> Round:
-    """One round, added to those before; waits until its arrays are gone."""
+def _one(step: TrainStep, state: State, part: Batch, total: Micro | None) -> Micro:
+    """One micro-batch, added to those before; waits until its arrays are gone."""
     done = step.run(state, part.inputs, part.targets, part.keywords, part.rows)
     done = done.summed() if total is None else total.plus(done)
     return jax.block_until_ready(done)
