@@ -12,9 +12,9 @@ is missing, damaged or older is made, each experiment in a process of its own, o
 the other (two at once if it is tiny), its output in OUTPUT/logs. --fresh makes all
 anew. Then every claim has one row: what was claimed, what was measured, the verdict and
 the reason, the evidence that counts, and what else testifies. Experiments of more than
-a few minutes run with fewer options than by hand, and two that testify only, algorithms
-and gpu, are read if they are there: after `make experiment EXP=gpu`, for example. With
---only nothing runs but what counts for those claims.
+a few minutes run with fewer options than by hand, and most that testify only are read
+if they are there: after `make experiment EXP=gpu`, for example. With --only nothing
+runs but what counts for those claims.
 
 Expected numbers:
   claims          25: 16 of document A, on nn.DataParallel, and 9 of document B, from

@@ -220,7 +220,7 @@ def claim_sum(
         id="CA1",
         claim=catalogue.text("CA1"),
         expected=f"1 (sum) or {1 / len(step.model.devices):g} (average)",
-        measured=gradients.share(reduced, gradient),
+        measured=round(gradients.share(reduced, gradient), 6),
         unit="times the full batch's gradient",
         verdict="partly" if max(*sums, executed) < EQUAL else "refuted",
         why="The second passage holds: what the main device reduces is a plain sum of "

@@ -21,7 +21,14 @@ PyTree = Any
 
 
 def median(gradients: PyTree) -> PyTree:
-    """The median over workers, element by element; leaves `[W, ...]`, real."""
+    """The median over workers, element by element.
+
+    Args:
+        gradients: Leaves `[W, ...]`, real, one entry per worker.
+
+    Returns:
+        Leaves without that axis, of the same dtypes.
+    """
     return jax.tree.map(
         lambda x: jnp.median(x.astype(accumulation_dtype(x.dtype)), 0).astype(x.dtype),
         gradients,

@@ -155,7 +155,7 @@ def choose_algorithm(
         'recursive_doubling'
     """
     machine = hardware_here() if hardware is None else described(hardware)
-    _check(size_bytes, devices, collective, itemsize)
+    _check("choose_algorithm", size_bytes, devices, collective, itemsize)
     widths = itemsize, partial_itemsize
     return _choice(size_bytes, Candidates(collective, devices, machine, *widths))
 
@@ -191,7 +191,7 @@ def crossovers(
         ['recursive_doubling']
     """
     machine = hardware_here() if hardware is None else described(hardware)
-    _check(least_bytes, devices, collective, 4)
+    _check("crossovers", least_bytes, devices, collective, 4)
     if not 1 <= least_bytes <= most_bytes:
         raise ValueError(
             f"crossovers got least_bytes={least_bytes} and most_bytes={most_bytes}. "
@@ -241,16 +241,18 @@ def _choice(size_bytes: int, among: Candidates) -> Choice:
     return Choice(*about, priced, among.native_s(size_bytes))
 
 
-def _check(size_bytes: int, devices: int, collective: str, itemsize: int) -> None:
+def _check(
+    caller: str, size_bytes: int, devices: int, collective: str, itemsize: int
+) -> None:
     """Checks what a choice is asked for."""
     if collective not in algorithms.SCHEDULES:
         raise ValueError(
-            f"choose_algorithm got collective={collective!r}. It must be one of "
+            f"{caller} got collective={collective!r}. It must be one of "
             f"{', '.join(algorithms.SCHEDULES)}. Choose one of them."
         )
     if size_bytes < 0 or devices < 1 or itemsize < 1:
         raise ValueError(
-            f"choose_algorithm got {size_bytes} bytes in elements of {itemsize} on "
+            f"{caller} got {size_bytes} bytes in elements of {itemsize} on "
             f"{devices} devices. It needs at least 0 bytes, in elements of at least 1, "
             "on at least 1 device. Give the size of the buffer and the number of "
             "devices on its mesh axis."

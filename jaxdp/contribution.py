@@ -21,7 +21,8 @@ from jaxdp.data import PaddedBatch
 from jaxdp.executor import accumulation_dtype
 from jaxdp.gradient import GradientProgram, Leaving
 from jaxdp.loss import Contribution, Mean, check_loss, split_loss, with_weight
-from jaxdp.precision import Precision, unscaled
+from jaxdp.loss_scale import unscaled
+from jaxdp.precision import Precision
 from jaxdp.zero.shards import is_shard
 
 PyTree = Any

@@ -100,7 +100,7 @@ def split_rows(
     if remainder not in ("error", "pad", "drop"):
         raise ValueError(
             f"shard_batch got remainder={remainder!r}. It must be 'error', 'pad' or "
-            "'drop'."
+            "'drop'. Use 'pad' to train on every row."
         )
     sharding, leaves = rows_over(mesh), jax.tree.leaves(batch)
     placed = leaves and all(getattr(x, "sharding", None) == sharding for x in leaves)

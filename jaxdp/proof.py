@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxdp import guard
 from jaxdp.designs.base import Design
 from jaxdp.state import TrainState
+from jaxdp.trees import place
 
 PyTree = Any
 
@@ -52,7 +53,7 @@ def _promised(
 ) -> list[guard.Alike | guard.Summed | None]:
     """For each result its name, as what it must be; None if it may be anything."""
     new, metrics = jax.tree_util.tree_map_with_path(
-        lambda path, _: jax.tree_util.keystr(path[1:]).lstrip("."), results
+        lambda path, _: place(path[1:]), results
     )
     in_parts = spec.design.in_parts
 

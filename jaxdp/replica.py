@@ -15,7 +15,7 @@ from jaxdp.designs.base import AxisName, Design
 from jaxdp.designs.update import Update
 from jaxdp.gradient import GradientProgram
 from jaxdp.loss import Contribution, Mean
-from jaxdp.precision import next_loss_scale
+from jaxdp.loss_scale import next_loss_scale
 from jaxdp.state import TrainState
 from jaxdp.trees import where
 

@@ -32,7 +32,7 @@ class TrainState:
         rng: Key of the run, or None.
         model_state: Tree given to `init`, as the last step left it, or None;
             `train.model_state` gives the tree, whatever the policy keeps of it.
-        loss_scale: `jaxdp.precision.LossScale`, or None.
+        loss_scale: `jaxdp.loss_scale.LossScale`, or None.
         design: The design that made the state.
     """
 

@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec as P
 from jaxdp.batches import Batches
 from jaxdp.buckets import Buckets
 from jaxdp.loss import Contribution
+from jaxdp.loss_scale import check_not_failed, has_failed
 from jaxdp.mesh import without_mesh
-from jaxdp.precision import check_not_failed, has_failed
 from jaxdp.processes.agreement import (
     check_same_devices,
     check_same_program,
@@ -36,7 +36,7 @@ from jaxdp.state import (
     check_state,
     own_copy,
 )
-from jaxdp.trees import stacked
+from jaxdp.trees import place, stacked
 
 PyTree = Any
 
@@ -316,8 +316,7 @@ class Trainer:
 def _named(tree: PyTree, root: str = "") -> list[tuple[str, Any]]:
     """Leaves with their names; gradients are called as their parameters."""
     named = jax.tree_util.tree_leaves_with_path(tree)
-    names = [f"{root}{jax.tree_util.keystr(path)}".lstrip(".") for path, _ in named]
     return [
-        (name.replace("gradients", "params", 1), leaf)
-        for name, (_, leaf) in zip(names, named, strict=True)
+        (place(path, root).replace("gradients", "params", 1), leaf)
+        for path, leaf in named
     ]

@@ -105,8 +105,8 @@ def data_parallel(
             `metrics` has "loss_scale", the one that this step used, and "skipped".
 
     Returns:
-        The program: `init`, `step`, `params`, `model_state`, `buckets`, `flush`,
-        `lower`, `trace`.
+        The program, with `init`, `step`, `params`, `model_state`, `buckets`, `flush`,
+        `lower` and `trace`.
 
     Raises:
         ValueError: The mesh lacks the axis or has others; an option does not fit the
@@ -182,7 +182,8 @@ def _check_options(
     if policy not in POLICIES:
         raise ValueError(
             f"data_parallel got model_state={policy!r}. It must be one of "
-            f"{', '.join(map(repr, POLICIES))}."
+            f"{', '.join(map(repr, POLICIES))}. Leave it out where replicas cannot "
+            "differ, or use 'mean'."
         )
     if precision is not None and precision.loss_scale is not None and not design.skips:
         raise ValueError(

@@ -29,6 +29,11 @@ def own_parameter(path: Path, params: Container[Path]) -> Path | None:
     return next((end for end in ends if end in params), None)
 
 
+def place(path: Path, root: str = "") -> str:
+    """Where a leaf stands, such as "params['w']" for a path below "params"."""
+    return f"{root}{jax.tree_util.keystr(path)}".lstrip(".")
+
+
 def where(condition: Any, tree: PyTree, other: PyTree) -> PyTree:
     """One tree or the other."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), tree, other)

@@ -215,6 +215,8 @@ def test_bad_input(options, message):
 def test_crossovers_need_sizes():
     with pytest.raises(ValueError, match=r"least_bytes=9 and most_bytes=8.*<="):
         choice.crossovers(2, "h100", least_bytes=9, most_bytes=8)
+    with pytest.raises(ValueError, match=r"crossovers got 1024 bytes.* on 0 devices"):
+        choice.crossovers(0, "h100")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 `JAX_PLATFORMS` in the environment chooses another platform.
 """
 
-import contextlib
 import os
 
 import hypothesis
@@ -13,10 +12,11 @@ import pytest
 import jaxdp
 from tests import fast
 
-# Here and in processes that tests start.
+# Here and in processes that tests start: LLVM does little with their programs.
 os.environ["XLA_FLAGS"] = f"{fast.FLAGS} {os.environ.get('XLA_FLAGS', '')}"
 # JAX refuses these once it has started; importing jaxdp must not start it.
 jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_disable_most_optimizations", True)
 if "JAX_PLATFORMS" not in os.environ:
     jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -43,16 +43,6 @@ LONGEST = {
     *("streams_bits_test", "torch_parity_test", "zero_partition_test"),
     *("zero_torch_test",),
 }
-# Some of their programs are for accelerators, or they say themselves which are light.
-FULL = {
-    *("experiments_gpu_check_test", "experiments_gpu_test", "experiments_memory_test"),
-    *("experiments_overlap_delay_test", "experiments_overlap_test"),
-    *("experiments_scaling_test", "experiments_test", "experiments_traffic_test"),
-    *("prediction_test", "program_exact_test"),
-    *("program_memory_test", "program_timeline_test", "program_verdict_test"),
-    *("readme_test", "replicated_trace_test", "targets_compile_test"),
-    *("targets_quiet_test", "targets_retarget_test"),
-}
 
 
 def pytest_configure(config):
@@ -68,14 +58,6 @@ def pytest_collection_modifyitems(items):
         return name not in COUNTING, name not in LONGEST
 
     items.sort(key=place)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _light_code(request):
-    """LLVM does little with programs of most modules."""
-    full = request.path.stem in FULL
-    with contextlib.nullcontext() if full else fast.light_code():
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

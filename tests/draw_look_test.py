@@ -70,9 +70,7 @@ def test_cells_have_the_colours_of_the_figures(browser, file, scheme):
     ("fragment", "width", "scheme"),
     [
         ("ring-4-3", 1280, "light"),
-        ("ring-4-3", 390, "dark"),
         ("bidirectional_ring-8-2", 390, "light"),
-        ("direct-8-0", 1280, "dark"),
         ("hierarchical-16-3", 390, "dark"),
     ],
 )

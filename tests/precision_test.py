@@ -14,15 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdp import precision as precision_module
-from jaxdp.precision import (
+from jaxdp.loss_scale import (
     LossScale,
-    LossScaleWarning,
-    Precision,
     check_not_failed,
     first_nonfinite,
     next_loss_scale,
     unscaled,
 )
+from jaxdp.precision import LossScaleWarning, Precision
 
 DYNAMIC = Precision("fp16", loss_scale="dynamic")
 NAMES = ["params['a']", "params['b']", "params['c']"]

@@ -1,6 +1,7 @@
 """Predicted steps: compiled for few devices, priced for many, and equal in between."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -211,6 +212,11 @@ def test_devices_that_do_not_divide_into_hosts_are_refused():
 def test_something_must_be_compiled():
     with pytest.raises(ValueError, match=r"devices=\[16\] and compile_up_to=8"):
         predict(jaxdp.RingAllReduce(), MODEL, 16)
+    for devices in ([], [0, 4]):
+        with pytest.raises(
+            ValueError, match=rf"{re.escape(str(devices))}\. .*at least 1"
+        ):
+            predict(jaxdp.RingAllReduce(), MODEL, devices)
 
 
 def test_hardware_without_a_chip_is_refused():

@@ -111,7 +111,7 @@ def environments(processes: int, devices: int) -> list[dict[str, str]]:
     common = {
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
-        "XLA_FLAGS": fast.LIGHT_FLAGS,
+        "XLA_FLAGS": fast.FLAGS,
         "PYTHONFAULTHANDLER": "1",
     }
     if processes == 1:

@@ -278,3 +278,8 @@ def test_collectives_say_what_they_move():
 def test_an_operand_that_is_not_there():
     with pytest.raises(ValueError, match=r"no 'z' before 'r'.*stands after everything"):
         dependence(_text(f"{ENTRY}%r = {A} negate(%z)\n%z = {A} negate(%x)"))
+
+
+def test_what_is_no_program_is_refused():
+    with pytest.raises(TypeError, match=r"dependence got a function.*\.compile\(\)"):
+        dependence(lambda x: x)

@@ -96,9 +96,10 @@ def some_results(results: pathlib.Path) -> None:
         config={"tiny": True},
         tables={
             "designs": [
-                {"design": "ring", "in Φ": 99.0, "all links": 99.0, "rounds": 99},
-                {"design": "DataParallel", "in Φ": 3.5, "all links": 14.0},
-                {"design": "4 servers", "in Φ": 2.5, "all links": 14.0, "rounds": 2},
+                sent("ring", 99.0, "N = 8, compiled"),
+                sent("DataParallel", 3.5, "N = 8, compiled"),
+                sent("4 servers", 2.5, "N = 8, compiled"),
+                sent("doubling", 2.0, "N = 4, compiled"),
             ]
         },
     )
@@ -131,6 +132,13 @@ def cost(
     }
 
 
+def sent(design: str, busiest: float, label: str) -> dict[str, Any]:
+    """A row of what `traffic` writes; of DataParallel it knows no rounds."""
+    rounds = None if design == "DataParallel" else 99
+    every = {"in Φ": busiest, "all links": 14.0, "rounds": rounds, "label": label}
+    return {"design": design} | every
+
+
 def ledger_row(name: str, link: str, others: str = "") -> dict[str, Any]:
     """A row of the ledger."""
     place = {"evidence": "compare", "link": link, "others": others}
@@ -141,10 +149,10 @@ def hostile(results: pathlib.Path, name: str) -> None:
     """A result that tries to be a program, to leave its folder and to be too wide."""
     long = "W" * 400
     bad = ["<script>alert(1).png", "not.hlo.txt.gz", '" onload="x.png']
-    bad += ["javascript:alert(1)", "..", "away.txt"]
+    bad += ["evil.html", "javascript:alert(1)", "..", "away.txt"]
     folder = results / name
     folder.mkdir(parents=True, exist_ok=True)
-    for file in bad[:4]:
+    for file in bad[:5]:
         (folder / file).write_text("x")
     (folder / "away.txt").symlink_to("/etc/passwd")
     write(

@@ -118,8 +118,27 @@ def test_designs_have_one_name(name, devices, expected):
 
 def test_every_source_is_an_experiment():
     sources = {s.experiment for m in measures.MEASURES for s in m.sources}
-    assert sources <= {*registry.names()}
-    assert sources == {"compare", "traffic", "zero", "gpu", "overlap", "memory"}
+    assert sources == {*measures.OPTIONS} <= {*registry.names()}
+    assert {s.value for s in measures.sources("memory")} == {"all_mb"}
+
+
+GPU = {"devices": 8, "tiny": False, "target": "h100", "hosts": 1, "rows": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, {"ring": 12.5}), ({"tiny": True}, {}), ({"target": "h200"}, {})],
+    ids=["full", "tiny", "h200"],
+)
+def test_only_numbers_of_what_the_title_says_count(tmp_path, options, expected):
+    rows = [
+        {"model": model, "design": "RingAllReduce", "devices": devices, "step_ms": ms}
+        for model, devices, ms in (("ResNet-50", 8, 12.5), ("GPT-2 small", 8, 36.0))
+    ]
+    rows.append(rows[0] | {"devices": 16, "step_ms": 99.0})
+    helpers.write(tmp_path, "gpu", config=GPU | options, tables={"designs": rows})
+    shown = panel(reading.find_all(tmp_path), "on 8 x H100, ResNet-50 (ms)")
+    assert {name: number.value for name, number in shown.numbers.items()} == expected
 
 
 def test_the_first_page_says_what_is_there(made):
@@ -210,7 +229,7 @@ def test_hostile_results_stay_text(made):
     copied = {path.name for path in (site / "files" / "errors").iterdir()}
     assert copied == {
         *("result.json", "javascript:alert(1)", "<script>alert(1).png"),
-        '" onload="x.png',
+        *('" onload="x.png', "evil.html.txt"),
     }
     assert "Named in the result, and not to be read" in text
     assert "not.hlo.txt.gz, .., away.txt" in text and "root:" not in text
@@ -270,7 +289,7 @@ def test_a_real_result_is_shown_whole(tmp_path):
         assert f'id="{claim["id"]}"' in text and f'id="{claim["id"]}"' in report
     assert text.count("<img ") == len(ran.found.figures)
     copied = {path.name for path in (site / "files" / "ring").iterdir()}
-    assert copied == {"result.json", *ran.document["artifacts"]}
+    assert copied == {"result.json", *ran.document["artifacts"]} - {"report.html"}
     style = (site / pages.STYLE).read_text()
     shared = (templates.HERE / "look.css").read_text().strip()
     assert shared in style and shared in report

@@ -12,7 +12,7 @@ import pytest
 from tests import fast
 from tests.streams_problems import PROBLEMS
 
-ROUNDING_TWICE = f"--xla_cpu_max_isa=AVX {fast.LIGHT_FLAGS}"
+ROUNDING_TWICE = f"--xla_cpu_max_isa=AVX {fast.FLAGS}"
 STILL = {"tied-unused-frozen": ["fixed", "unused"]}  # what must not move
 
 

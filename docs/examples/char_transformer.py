@@ -126,11 +126,11 @@ def main(steps=400, batch_size=32, blocks=BLOCKS, precision="bf16", devices=None
         losses.append(metrics["loss"])
         if jaxdp.process_zero() and step % 50 == 0:
             print(f"step {step}: loss {losses[-1]:.3f} nats per character")
-    params = jaxdp.fetch(train.params(state))
-    written = write(params, "The for statement ", 60)
+    params = train.params(state)
+    written = write(jaxdp.fetch(params), "The for statement ", 60)
     if jaxdp.process_zero():
         print(written)
-    return {"losses": np.array(losses), "written": written, "state": state}
+    return {"losses": np.array(losses), "written": written, "params": params}
 
 
 if __name__ == "__main__":

@@ -25,9 +25,10 @@ def save(
     """Writes everything to `folder`; returns the document of `result.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     artifacts = ["report.html"]
-    for title, figure in found.figures.items():
+    images = {title: _png(figure) for title, figure in found.figures.items()}
+    for title, image in images.items():
         artifacts.append(f"{wording.slug(title)}.png")
-        figure.savefig(folder / artifacts[-1])
+        (folder / artifacts[-1]).write_bytes(image)
     texts = {name: _text(program) for name, program in found.programs.items()}
     files = {name: _write_program(folder, name, text) for name, text in texts.items()}
     artifacts += files.values()
@@ -45,7 +46,8 @@ def save(
         "artifacts": artifacts,
     }
     result.write(folder / "result.json", document)
-    page = report(document, about, found, _listed(texts, files), config.where())
+    shown = {title: _shown(found.figures[title], images[title]) for title in images}
+    page = report(document, about, shown, _listed(texts, files), config.where())
     (folder / "report.html").write_text(page, encoding="utf-8")
     return document
 
@@ -53,7 +55,7 @@ def save(
 def report(
     document: result.Document,
     about: str,
-    found: result.Result,
+    images: dict[str, dict[str, str]],
     programs: list[dict[str, Any]],
     where: str,
 ) -> str:
@@ -63,17 +65,22 @@ def report(
         document=document,
         about=about.partition("\n")[2].strip(),
         where=where,
-        images={title: _image(figure) for title, figure in found.figures.items()},
+        images=images,
         programs=programs,
     )
 
 
-def _image(figure: "Figure") -> dict[str, str]:
-    """A figure inside the page; a broad one is scrolled on a phone, not shrunk."""
+def _png(figure: "Figure") -> bytes:
+    """A figure as a picture."""
     png = io.BytesIO()
     figure.savefig(png, format="png")
+    return png.getvalue()
+
+
+def _shown(figure: "Figure", png: bytes) -> dict[str, str]:
+    """A picture inside the page; a broad one is scrolled on a phone, not shrunk."""
     width = "broad" if figure.get_figwidth() > BROAD else "plot"
-    return {"data": base64.b64encode(png.getvalue()).decode(), "width": width}
+    return {"data": base64.b64encode(png).decode(), "width": width}
 
 
 def _write_program(folder: pathlib.Path, name: str, text: str) -> str:

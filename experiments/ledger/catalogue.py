@@ -160,7 +160,7 @@ DOCUMENT_B = (
         title="A server takes N times longer than a ring",
         text="Over all links a parameter server moves as much as a ring, 2NΦ, but one "
         "server carries it all, so that it takes about N times longer.",
-        evidence=("bandwidth", "traffic", "ps", "algorithms"),
+        evidence=("bandwidth", "ps", "traffic", "algorithms"),
         weighs="bandwidth measures times, on links of limited rate; the others count "
         "the same bytes and predict times from them.",
     ),
@@ -191,8 +191,9 @@ DOCUMENT_B = (
         id="CB6",
         title="Each of S servers carries 1/S",
         text="Several servers spread the load: each of S servers carries 1/S of it.",
-        evidence=("traffic", "ps"),
-        weighs="traffic counts servers that work and dedicated ones, on more devices.",
+        evidence=("ps", "traffic"),
+        weighs="ps counts all arrangements of servers on 2 to 8 devices; traffic some "
+        "of them, on up to 64.",
     ),
     Entry(
         id="CB7",

@@ -26,7 +26,8 @@ STRIP = 0.76  # where the plot begins, in parts of the width
 COLUMNS = {"claim": 0.0, "": 0.06, "verdict": 0.44, "claimed": 0.54, "measured": 0.76}
 SMALL = {"fontsize": 8.5, "color": plots.MUTED}
 ABOVE = {"xycoords": "axes fraction", "textcoords": "offset points"}
-WIDE, UNIT = 28, 62  # characters of a line
+WIDE = {"claimed": 30, "measured": 34}  # characters of a line
+UNIT = 66
 TITLE = "The ledger at a glance"
 NUMBER = r"-?\d[\d,]*\.?\d*(?:e-?\d+)?"
 RANGE = re.compile(
@@ -99,7 +100,7 @@ def _words(axes: "Axes", row: int, judged: Judged) -> None:
         return
     unit = judged.found["unit"]
     for name, key in (("claimed", "expected"), ("measured", "measured")):
-        lines = textwrap.wrap(wording.value(judged.found[key]), WIDE)
+        lines = textwrap.wrap(wording.value(judged.found[key]), WIDE[name])
         above = 0.17 if unit else 0.0
         _text(axes, name, row - above, _first(lines, 1 if unit else 2), fontsize=7.5)
     small = {"fontsize": 6.5, "color": plots.MUTED}

@@ -1,7 +1,7 @@
 """Collects the results that claims are judged by: reads them, or has them made.
 
-Results of a tiny run go to `OUTPUT/tiny/NAME`, so that they never replace full ones,
-which count in a tiny run, too.
+A tiny run never replaces a full result: where an older one lies, it goes to
+`OUTPUT/tiny/NAME`. A full one that is current counts in a tiny ledger, too.
 """
 
 import dataclasses
@@ -99,20 +99,21 @@ def _tell(wish: Wish, read: Sequence[str], jobs: Sequence[running.Job]) -> None:
 def _job(wish: Wish, name: str) -> running.Job:
     """How one experiment is run."""
     size = ["--tiny"] if wish.tiny else sources.SOURCES[name].options
-    where = ["--platform", wish.platform, "--output", str(_output(wish))]
+    where = ["--platform", wish.platform, "--output", str(_output(wish, name))]
     log = wish.results / LOGS / f"{name}.txt"
     return running.Job(name, [*size, *where], log)
 
 
-def _output(wish: Wish) -> pathlib.Path:
-    """Where experiments write."""
-    return wish.results / TINY if wish.tiny else wish.results
+def _output(wish: Wish, name: str) -> pathlib.Path:
+    """Where an experiment writes: a tiny run elsewhere than a full result."""
+    there = reading.find(wish.results, name)
+    kept = wish.tiny and there.document is not None and not there.tiny
+    return wish.results / TINY if kept else wish.results
 
 
 def _current(wish: Wish, name: str) -> reading.Found | None:
     """A result of today's code, and a full one unless a tiny one will do."""
-    places = [wish.results, _output(wish)] if wish.tiny else [wish.results]
-    for place in places:
+    for place in [wish.results, wish.results / TINY][: 1 + wish.tiny]:
         found = reading.find(place, name)
         if found.state == "current" and wish.tiny >= found.tiny:
             return found
@@ -134,7 +135,7 @@ def _read(wish: Wish, name: str) -> Evidence:
 
 def _after(wish: Wish, name: str, ended: running.Ended) -> Evidence:
     """What an experiment that has run has left."""
-    found = reading.find(_output(wish), name)
+    found = reading.find(_output(wish, name), name)
     failure = ended.failure or (found.note if found.document is None else "")
     if failure:
         return Evidence(name, None, found.folder, "failed", failure, ended.seconds)

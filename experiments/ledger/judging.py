@@ -7,7 +7,7 @@ and why.
 
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from experiments.harness.result import Claim, Document, Rows
@@ -56,21 +56,8 @@ def judge(entry: Entry, gathered: Gathered) -> Judged:
     by, *rest = heard
     others = {name: heard[name] for name in rest}
     before = evidence[: entry.evidence.index(by)]
-    notes = [
-        f"This is not by {each.name}, as it should be. {_reason(each)}"
-        for each in before
-    ]
-    if gathered[by].note:
-        notes.append(gathered[by].note)
-    differ = [
-        n for n, claim in others.items() if claim["verdict"] != heard[by]["verdict"]
-    ]
-    if differ:
-        says = _in_words({name: others[name] for name in differ})
-        notes.append(
-            f"Elsewhere the verdict differs ({says}); {by} counts: {entry.weighs}"
-        )
-    return Judged(entry, gathered[by], heard[by], others, failed, " ".join(notes))
+    note = " ".join(_notes(entry, gathered[by], heard[by], before, others))
+    return Judged(entry, gathered[by], heard[by], others, failed, note)
 
 
 def claims(judged: Iterable[Judged]) -> list[Claim]:
@@ -135,6 +122,25 @@ def failures(judged: Iterable[Judged]) -> list[str]:
         f"{', '.join(ids)}: the experiment {name} {said[name]}"
         for name, ids in missed.items()
     ]
+
+
+def _notes(
+    entry: Entry,
+    by: Evidence,
+    found: Document,
+    before: Iterable[Evidence],
+    others: Mapping[str, Document],
+) -> Iterator[str]:
+    """What is to be said on the evidence that counts, beside what it says itself."""
+    for each in before:
+        yield f"This is not by {each.name}, as it should be. {_reason(each)}"
+    if by.note:
+        yield by.note
+    differ = {n: c for n, c in others.items() if c["verdict"] != found["verdict"]}
+    if differ:
+        says = _in_words(differ)
+        yield f"Elsewhere the verdict differs ({says}); {by.name} counts:"
+        yield entry.weighs
 
 
 def _row(each: Judged, folder: pathlib.Path) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def slows_convergence(delayed: Rows, mean: Rows, timely: Rows, activity: Rows) -
         claim=catalogue.text("CB5"),
         expected=len(slower),
         measured=f"{sum(slower)} at equal steps, {len(faster) - sum(faster)} at equal "
-        "time beside a straggler",
+        "time",
         unit=f"of {len(slower)} combinations of data and optimizer are slower",
         verdict=verdict,
         why=f"{SUMMARY[verdict]} {_by_step(delayed)} {_by_bound(mean, activity)} "

@@ -15,9 +15,8 @@ import optax
 from experiments import models
 
 PyTree = Any
-Batch = (
-    np.ndarray
-)  # characters [rows, CONTEXT + 1]: each but the last foretells the next
+# Characters [rows, CONTEXT + 1]: each but the last foretells the next.
+Batch = np.ndarray
 CONTEXT = 32
 TRAIN_SHARE = 0.9
 

@@ -34,8 +34,7 @@ def redundancy(held: Rows, sent: Rows, where: str) -> Claim:
         claim=catalogue.text("CB8"),
         expected=n,
         measured=round(kept[0] / kept[-1], 2),
-        unit="times less is kept between steps in stage 3 than in stage 0, "
-        f"{judged[-1]['model']}, N = {n}",
+        unit=f"times less is kept in stage 3 than 0, {judged[-1]['model']}, N = {n}",
         verdict="holds" if within and falls else "partly" if falls else "refuted",
         why="Parameters, gradients and optimizer state, counted in steps "
         f"{where}, when a device holds most: {_models(judged, n)} Largest error at N = "

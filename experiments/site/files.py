@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from experiments.harness.reading import Found
 
+REPORT = "report.html"
+ACTIVE = (".htm", ".html", ".svg", ".xhtml", ".xml")  # browsers run scripts in them
 FOLDED = 100_000  # characters of a program that stand in the page itself
 BROAD = 1620  # pixels: 9 inches; broader figures are scrolled on a phone, not shrunk
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -59,14 +61,17 @@ class Files(NamedTuple):
 def copy(found: Found, site: pathlib.Path) -> Files:
     """Copies the files of an experiment to `files/NAME` of the site.
 
-    Only files of the experiment's own folder are copied, whatever a result names.
+    Only files of the experiment's own folder are copied, whatever a result names, and
+    not its report, which says the same as its page and may link to other folders.
     """
     files = Files([], [], [], [])
     if not found.document:
         return files
     target = site / "files" / found.name
     target.mkdir(parents=True, exist_ok=True)
-    for name in dict.fromkeys(["result.json", *map(str, found.document["artifacts"])]):
+    named = dict.fromkeys(["result.json", *map(str, found.document["artifacts"])])
+    named.pop(REPORT, None)
+    for name in named:
         try:
             _copy(found.folder, name, target, files)
         except (OSError, EOFError, ValueError, zlib.error):
@@ -87,8 +92,9 @@ def _copy(folder: pathlib.Path, name: str, target: pathlib.Path, files: Files) -
     if name.endswith((".hlo.txt", ".hlo.txt.gz")):
         files.programs.append(_program(path, target))
         return
-    shutil.copyfile(path, target / name)
-    href = _href(target, name)
+    written = f"{name}.txt" if path.suffix.lower() in ACTIVE else name
+    shutil.copyfile(path, target / written)
+    href = _href(target, written)
     if name.endswith(".png"):
         files.pictures.append(Picture(_title(name), href, *_size(path)))
     else:

@@ -8,6 +8,15 @@ from experiments.harness.result import Document
 from experiments.site.designs import canonical
 
 DEVICES = 8
+# What titles below say; results with other options have other numbers.
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "compare": {"devices": DEVICES},
+    "traffic": {},
+    "gpu": {"tiny": False, "target": "h100", "hosts": 1, "rows": None},
+    "overlap": {"tiny": False},
+    "zero": {"tiny": False},
+    "memory": {"tiny": False, "devices": 4, "batch_size": 64, "image_size": 224},
+}
 Read = Callable[[Document], dict[str, float]]  # by design
 
 
@@ -43,9 +52,10 @@ def column(
     key: str = "design",
     scale: float = 1.0,
     prefix: str = "",
+    label: str = "",
     **only: Any,
 ) -> Source:
-    """Reads one column of a table.
+    """Reads one column of a table, of results with the options of `OPTIONS`.
 
     Args:
         experiment: Whose result it is.
@@ -54,15 +64,20 @@ def column(
         key: The column with the designs.
         scale: What numbers are multiplied with.
         prefix: What stands before the content of `key` to make a name.
+        label: What the text below the table must contain.
         **only: What other columns must have.
     """
 
     def read(document: Document) -> dict[str, float]:
-        devices = document["environment"]["devices"]
+        config = {"tiny": False} | document["config"]
+        options = OPTIONS[experiment].items()
+        if any(config.get(name) != wanted for name, wanted in options):
+            return {}
         return {
-            canonical(f"{prefix}{row.get(key)}", devices): scale * row[value]
+            canonical(f"{prefix}{row.get(key)}", DEVICES): scale * row[value]
             for row in document["tables"].get(table, ())
             if all(row.get(name) == wanted for name, wanted in only.items())
+            and label in str(row.get("label"))
             and _finite(row.get(value))
         }
 
@@ -108,6 +123,7 @@ TRAVELS = "What travels in a step"
 HELD = "What a device holds"
 TIME = "How long a step takes"
 HIDDEN = "How much communication nothing hides"
+EIGHT = f"N = {DEVICES},"
 SELDOM = "Local SGD: in the one step of 8 that exchanges."
 COUNTED = f"Counted in the compiled program, N = 8; Φ: bytes of the gradients. {SELDOM}"
 PREDICTED = (
@@ -121,7 +137,7 @@ MEASURES = (
         COUNTED,
         (
             column("compare", "designs", "busiest (Φ)"),
-            column("traffic", "designs", "in Φ"),
+            column("traffic", "designs", "in Φ", label=EIGHT),
         ),
     ),
     Measure(
@@ -130,7 +146,7 @@ MEASURES = (
         COUNTED,
         (
             column("compare", "designs", "all (Φ)"),
-            column("traffic", "designs", "all links"),
+            column("traffic", "designs", "all links", label=EIGHT),
         ),
     ),
     Measure(
@@ -139,7 +155,7 @@ MEASURES = (
         f"On the longest chain; XLA's all-reduce as the ring that NCCL makes. {SELDOM}",
         (
             column("compare", "designs", "rounds"),
-            column("traffic", "designs", "rounds"),
+            column("traffic", "designs", "rounds", label=EIGHT),
         ),
     ),
     Measure(

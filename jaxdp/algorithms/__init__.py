@@ -14,8 +14,8 @@ into `C` chunks. All arithmetic on devices and chunks is modulo `N`.
     hierarchies     D in a host, then H across hosts      2 (D - 1) + 2 (H - 1)
 
 Functions take N, `devices`; those with a root its rank, 0 unless given; pipelined ones
-`chunks`, C; and return a `jaxdp.schedule.Schedule`. `registry` has them by the name that
-collectives take.
+`chunks`, C; and return a `jaxdp.schedule.Schedule`. `registry` has them by the name
+that collectives take.
 
 Errors raised by all: ValueError for fewer than one device.
 """

@@ -23,7 +23,8 @@ def for_any_devices(build: Builder[Options]) -> Builder[Options]:
     def kept(devices: int, *args: Options.args, **options: Options.kwargs) -> Schedule:
         if devices < 1:
             raise ValueError(
-                f"{build.__name__} got {devices} devices. It needs at least 1."
+                f"{build.__name__} got {devices} devices. It needs at least 1. Give "
+                "the number of devices on the mesh axis."
             )
         family = functools.partial(_resized, built, args, options)
         return dataclasses.replace(build(devices, *args, **options), family=family)

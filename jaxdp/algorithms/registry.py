@@ -111,7 +111,10 @@ def build(
             "jaxdp.schedule.Schedule of your own."
         )
     if devices < 1:
-        raise ValueError(f"{collective} got {devices} devices. It needs at least 1.")
+        raise ValueError(
+            f"{collective} got {devices} devices. It needs at least 1. Give the number "
+            "of devices on the mesh axis."
+        )
     if not 0 <= root < devices:
         raise ValueError(
             f"{collective} got root={root} on {devices} devices. The root is a rank "

@@ -42,7 +42,12 @@ class Policy:
         return 1
 
     def next_iteration(self, clock: int, rounds: int) -> int:
-        """The iteration that a worker of this clock starts next."""
+        """The iteration that a worker starts next.
+
+        Args:
+            clock: The worker's.
+            rounds: How many have ended.
+        """
         del rounds
         return clock
 
@@ -63,7 +68,12 @@ class Policy:
         return []
 
     def is_late(self, iteration: int, rounds: int) -> bool:
-        """Whether a push of `iteration` comes after its round, and is dropped."""
+        """Whether a push comes after its round, and is dropped.
+
+        Args:
+            iteration: Of which it is the gradient.
+            rounds: How many have ended.
+        """
         del iteration, rounds
         return False
 

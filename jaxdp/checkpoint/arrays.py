@@ -42,11 +42,11 @@ def write(folder: pathlib.Path, arrays: dict[str, np.ndarray]) -> dict[str, int]
         Their checksums, taken meanwhile.
     """
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        sums = pool.map(checksum, arrays.values())
+        checksums = pool.map(checksum, arrays.values())
         some = {name: array for name, array in arrays.items() if array.size}
         with _orbax(not _as_files(some)) as (ocp, checkpointer):
             checkpointer.save(folder, args=ocp.args.PyTreeSave(some))
-        return dict(zip(arrays, sums, strict=True))
+        return dict(zip(arrays, checksums, strict=True))
 
 
 def read(folder: pathlib.Path, said: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -65,9 +65,9 @@ def read(folder: pathlib.Path, said: dict[str, Any]) -> dict[str, np.ndarray]:
     rest = {name: about for name, about in said.items() if name not in found}
     found |= _by_orbax(folder, rest)
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        sums = pool.map(lambda name: checksum(found[name]), rest)
-        sums = dict(zip(rest, sums, strict=True))
-    if wrong := [name for name in rest if sums[name] != said[name]["crc32"]]:
+        computed = pool.map(checksum, [found[name] for name in rest])
+        checksums = dict(zip(rest, computed, strict=True))
+    if wrong := [name for name in rest if checksums[name] != said[name]["crc32"]]:
         raise DamagedError(
             f"{folder.name} has other bits than were saved, in {listed(wrong)}"
         )

@@ -236,8 +236,8 @@ class Checkpoints:
             if size > folders.free_bytes(self.folder):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             with folders.placed(self.folder, step) as folder:
-                sums = arrays.write(folder / folders.ARRAYS, values)
-                facts |= {"arrays": manifest.made_of(values, sums)}
+                checksums = arrays.write(folder / folders.ARRAYS, values)
+                facts |= {"arrays": manifest.made_of(values, checksums)}
                 facts |= {"seconds": round(time.monotonic() - start_s, 3)}
                 manifest.write(folder, facts)
             self._forget(step)

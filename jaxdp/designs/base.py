@@ -23,12 +23,18 @@ class Design(abc.ABC):
     """Base of all designs: frozen, hashable dataclasses.
 
     `N` is the number of devices, `K` the bytes of the gradients.
+
+    Attributes:
+        most_axes: How many axes the mesh may have.
+        prunes: Whether contributions may lack gradients.
+        skips: Whether it can skip a step for a loss scale.
+        max_staleness: How many gradients a state may have in flight.
     """
 
-    most_axes: ClassVar[int] = 1  # of the mesh
-    prunes: ClassVar[bool] = True  # whether contributions may lack gradients
-    skips: ClassVar[bool] = True  # whether it can skip a step for a loss scale
-    max_staleness: int = 0  # gradients that a state may have in flight
+    most_axes: ClassVar[int] = 1
+    prunes: ClassVar[bool] = True
+    skips: ClassVar[bool] = True
+    max_staleness: int = 0
 
     @property
     def serving_ranks(self) -> int:

@@ -1,5 +1,6 @@
 """Buckets whose gradients travel compressed, and what a train state keeps for that."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from jaxdp.compression import BucketWire, Compression, exchange
 from jaxdp.designs.base import PyTree
 from jaxdp.designs.bucketed import Bucketed
 from jaxdp.designs.stacks import averaged, spread
-from jaxdp.designs.update import Updated
+from jaxdp.designs.update import Results, Updated
 from jaxdp.loss import Mean
 from jaxdp.trees import stacked, where
 
@@ -29,6 +30,14 @@ class Compressed(NamedTuple):
     opt_state: PyTree
     residuals: PyTree
     states: PyTree
+
+    def after(
+        self, left: tuple[PyTree, PyTree], opt_state: PyTree, results: Results
+    ) -> "Compressed":
+        """After a step that left these residuals and states, unless it is skipped."""
+        if results.nonfinite is not None:  # a skipped step has sent nothing
+            left = where(results.nonfinite < 0, left, (self.residuals, self.states))
+        return Compressed(opt_state, *left)
 
 
 def unsent(residuals: Any, like: Any) -> Any:
@@ -135,23 +144,45 @@ class Compressible(Bucketed):
         mean = self.rest_averaged(contribution, axis_name)
         local = update.gradients(Mean(mean.gradients, mean.loss.weight))
         shape = jax.tree.structure(params)
+        about = contribution.ready, update.step, axis_name
+        gradients, left = self.travelled(local, kept, shape, *about)
+        params, opt_state, results = update.with_gradients(
+            shape.unflatten(gradients), mean, params, kept.opt_state
+        )
+        return Updated(params, kept.after(left, opt_state, results), results)
+
+    def travelled(
+        self,
+        local: PyTree,
+        kept: Compressed,
+        shape: Any,
+        ready: Sequence[int],
+        step: Any,
+        axis_name: str,
+    ) -> tuple[list[Any], tuple[PyTree, PyTree]]:
+        """The mean of gradients that travel compressed.
+
+        Args:
+            local: This device's gradients; None for those that need not travel.
+            kept: Before the step.
+            shape: The structure of the parameters.
+            ready: When each gradient is ready, as numbers that sort.
+            step: Updates before this one.
+            axis_name: The mesh axis.
+
+        Returns:
+            Gradients by parameter, and what is left: residuals and states.
+        """
         residuals = None
         if kept.residuals is not None:
             residuals = [x[0] for x in shape.flatten_up_to(kept.residuals)]
         parcels = Parcels(shape.flatten_up_to(local), residuals, [*kept.states])
-        self.exchange_parcels(parcels, contribution.ready, update.step, axis_name)
-        gradients = shape.unflatten(parcels.gradients)
-        params, opt_state, results = update.with_gradients(
-            gradients, mean, params, kept.opt_state
-        )
+        self._exchange_parcels(parcels, ready, step, axis_name)
         if parcels.residuals is not None:
             residuals = shape.unflatten([x[None] for x in parcels.residuals])
-        new = residuals, parcels.states
-        if results.nonfinite is not None:  # a skipped step has sent nothing
-            new = where(results.nonfinite < 0, new, (kept.residuals, kept.states))
-        return Updated(params, Compressed(opt_state, *new), results)
+        return parcels.gradients, (residuals, parcels.states)
 
-    def exchange_parcels(self, parcels: "Parcels", ready, step, axis_name) -> None:
+    def _exchange_parcels(self, parcels: "Parcels", ready, step, axis_name) -> None:
         """Averages the gradients in place, bucket by bucket."""
         assert self.compression is not None
         gradients, residuals, states = parcels

@@ -206,5 +206,6 @@ def _choose(name: str, given: Any, known: tuple[str, ...], more: str = "") -> No
     if given not in known:
         listed = " or ".join(map(repr, known))
         raise ValueError(
-            f"ParameterServer got {name}={given!r}. It must be {listed}{more}."
+            f"ParameterServer got {name}={given!r}. It must be {listed}{more}. Leave "
+            f"it out for {known[0]!r}."
         )

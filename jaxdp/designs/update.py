@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp.loss import Contribution, Mean, divided
-from jaxdp.precision import first_nonfinite
+from jaxdp.loss_scale import first_nonfinite
 from jaxdp.trees import where
 from jaxdp.zero.shards import is_shard
 

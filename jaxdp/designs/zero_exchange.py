@@ -14,11 +14,9 @@ from jax import lax
 from jaxdp.buckets import assign, scoped
 from jaxdp.designs import zero_state
 from jaxdp.designs.base import AxisName, PyTree
-from jaxdp.designs.compressed import Compressed, Parcels
 from jaxdp.designs.update import Update, Updated
 from jaxdp.designs.zero_state import Working
 from jaxdp.loss import Contribution, Mean
-from jaxdp.trees import where
 from jaxdp.zero.gathering import IN_FLIGHT, after
 from jaxdp.zero.partition import on_shards
 from jaxdp.zero.shards import is_shard, own
@@ -42,12 +40,10 @@ class ZeroExchange:
         """Reduces, updates and gathers."""
         mean = self.design.rest_averaged(contribution, self.axis_name)
         masters = self._masters(params)
-        kept, compressed = opt_state, None
+        kept, left = opt_state, None
         if self.design.compression is not None:
             kept = opt_state.opt_state
-            gradients, compressed = self._compressed(
-                contribution, mean, masters, opt_state
-            )
+            gradients, left = self._compressed(contribution, mean, masters, opt_state)
         else:
             gradients = contribution.gradients
             if self.design.stage == 1:
@@ -59,11 +55,8 @@ class ZeroExchange:
             optimized=self._optimized,
         )
         state = zero_state.divided(state)
-        if compressed is not None:
-            if results.nonfinite is not None:  # a skipped step has sent nothing
-                before = opt_state.residuals, opt_state.states
-                compressed = where(results.nonfinite < 0, compressed, before)
-            state = Compressed(state, *compressed)
+        if left is not None:
+            state = opt_state.after(left, state, results)
         return Updated(self._gathered(new, params), state, results)
 
     def _masters(self, params: PyTree) -> PyTree:
@@ -90,20 +83,13 @@ class ZeroExchange:
         wire, update = self.wire, self.update
         local = update.gradients(Mean(contribution.gradients, mean.loss.weight))
         shape = jax.tree.structure(masters, is_leaf=is_shard)
-        residuals = kept.residuals
-        if residuals is not None:
-            residuals = [x[0] for x in shape.flatten_up_to(residuals)]
-        parcels = Parcels(shape.flatten_up_to(local), residuals, [*kept.states])
-        self.design.exchange_parcels(
-            parcels, contribution.ready, update.step, wire.axis_name
-        )
+        about = contribution.ready, update.step, wire.axis_name
+        averaged, left = self.design.travelled(local, kept, shape, *about)
         gradients = [
             None if leaf is None else own(leaf, wire.rank, wire.devices)
-            for leaf in parcels.gradients
+            for leaf in averaged
         ]
-        if parcels.residuals is not None:
-            residuals = shape.unflatten([x[None] for x in parcels.residuals])
-        return shape.unflatten(gradients), (residuals, parcels.states)
+        return shape.unflatten(gradients), left
 
     def _gathered(self, masters: PyTree, like: PyTree) -> PyTree:
         """What the train state keeps of updated parts: all, in stages 1 and 2."""

@@ -99,8 +99,8 @@ def predict(
 
     Raises:
         ValueError: No devices, no number of them up to `compile_up_to`, devices that
-            do not divide into hosts, hardware of an unknown chip, or a design whose schedules
-            exist for its own devices alone.
+            do not divide into hosts, hardware of an unknown chip, or a design whose
+            schedules exist for its own devices alone.
         ModuleNotFoundError: The compiler is not installed; see `targets.compile_for`.
     """
     machine = targets.hardware(hardware)
@@ -147,6 +147,9 @@ def price(
         devices: Numbers of devices.
         hardware: As in `predict`.
         hosts: As in `predict`.
+
+    Returns:
+        A row for every number of devices.
 
     Raises:
         ValueError: As `predict`.
@@ -211,4 +214,4 @@ def _hidden_share(timeline: Timeline) -> float:
     """The share of communication that adds nothing to the step."""
     if not timeline.communication_s:
         return 0.0
-    return max(0.0, 1 - timeline.exposed_s / timeline.communication_s)
+    return max(0.0, 1 - timeline.exposed_fraction)

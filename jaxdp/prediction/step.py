@@ -51,6 +51,9 @@ def compiled_step(
         target: What to compile for; None for the devices at hand.
         hosts: In how many hosts they are.
 
+    Returns:
+        The step's program, its report, and what it sends for any number of devices.
+
     Raises:
         ValueError: As `targets.compile_for` and `jaxdp.data_parallel`.
         ModuleNotFoundError: The compiler is not installed.

@@ -85,6 +85,9 @@ def from_zero(name: str, value: Any, timeout_s: float = TIMEOUT_S) -> Any:
         value: What this process says; anything that JSON can say.
         timeout_s: How long to wait for the others, in seconds.
 
+    Returns:
+        What process 0 says.
+
     Raises:
         TimeoutError: A process did not come; names all that did not.
     """

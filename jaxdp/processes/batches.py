@@ -23,6 +23,9 @@ def together(
         batches: Of this process.
         timeout_s: How long to wait for the others' next batch, in seconds.
 
+    Yields:
+        The batches of this process, as many as the process with fewest has.
+
     Raises:
         TimeoutError: A process did not come; names all that did not.
 

@@ -86,10 +86,14 @@ class CollectiveOp:
         return max(map(len, self.groups), default=1)
 
     @property
+    def ring_passes(self) -> int:
+        """How often a ring brings every chunk around: an all-reduce adds, then shares."""
+        return 2 if self.kind == "all-reduce" else 1
+
+    @property
     def rounds(self) -> int:
         """Messages that wait for each other; of kinds without pairs, as in a ring."""
-        passes = 2 if self.kind == "all-reduce" else 1
-        return passes * (self.group_size - 1)
+        return self.ring_passes * (self.group_size - 1)
 
     @property
     def bus_factor(self) -> float:
@@ -104,8 +108,7 @@ class CollectiveOp:
         """
         if self.kind not in EVERYBODY:
             return 1.0
-        passes = 2 if self.kind == "all-reduce" else 1
-        return passes * (self.group_size - 1) / self.group_size
+        return self.rounds / self.group_size
 
 
 def kind_of(instruction: Instruction) -> str | None:

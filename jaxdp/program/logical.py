@@ -76,8 +76,9 @@ def _walk(jaxpr: Any, place: _Place, devices: int) -> Iterator[CollectiveOp]:
         if name in REFUSED:
             raise ValueError(
                 f"analyze cannot count the primitive {name!r} in the traced program. "
-                f"It counts {', '.join(KIND_OF)}; how much {name} moves is decided while "
-                "the program runs. Write the exchange with ppermute or all_to_all."
+                f"It counts {', '.join(KIND_OF)}; how much {name} moves is decided "
+                "while the program runs. Write the exchange with ppermute or "
+                "all_to_all."
             )
         if name in KIND_OF:
             yield from _read(equation, KIND_OF[name], here)

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxdp.program import hlo, logical, traffic, walk
+from jaxdp.program import hlo, logical, traffic, walk, wellformed
 from jaxdp.program.collective import CollectiveOp
-from jaxdp.program.hlo import wellformed
 from jaxdp.program.hlo.shapes import quote
 from jaxdp.program.memory import Memory, memory_of
 from jaxdp.program.rounds import critical_rounds

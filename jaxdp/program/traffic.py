@@ -134,8 +134,8 @@ def _ring_bytes(op: CollectiveOp, size: int) -> int:
     if op.kind == "all-to-all":
         # Either one array of which each device keeps 1 / size, or an array a device.
         return (size - 1) * -(-op.bytes // size)
-    passes = 2 if op.kind == "all-reduce" else 1
-    return passes * (size - 1) * sum(_chunk_bytes(array, size) for array in op.arrays)
+    chunks = sum(_chunk_bytes(array, size) for array in op.arrays)
+    return op.ring_passes * (size - 1) * chunks
 
 
 def _chunk_bytes(array: Array, chunks: int) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxdp.buckets import is_key
+from jaxdp.trees import place
 
 PyTree = Any
 
@@ -133,7 +134,7 @@ def numbers(tree: PyTree, caller: str, name: str) -> PyTree:
         return tree
     _refuse_strangers(tree, caller, name)
     bad = [
-        f"{_place(name, path)} of type {type(leaf).__name__}"
+        f"{place(path, name)} of type {type(leaf).__name__}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         if not is_array(leaf) and not isinstance(leaf, NUMBERS)
     ]
@@ -167,7 +168,7 @@ def check_traced(tree: PyTree, caller: str, name: str) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if is_traced(leaf):
             raise ValueError(
-                f"{caller} got {_place(name, path)} without a value, from a "
+                f"{caller} got {place(path, name)} without a value, from a "
                 "surrounding jax.jit or jax.vmap. It is a program of the host, which "
                 "starts one compiled program per device, and cannot be compiled into "
                 "one. Take it out of jax.jit; jax.grad around it works."
@@ -179,7 +180,7 @@ def _refuse_strangers(tree: PyTree, caller: str, name: str) -> None:
     check_traced(tree, caller, name)
     bad = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        where = _place(name, path)
+        where = place(path, name)
         if is_array(leaf):
             if not _has_numbers(leaf):
                 remedy = "Convert it to numbers"
@@ -215,7 +216,7 @@ def _refuse_lists(tree: PyTree, caller: str, name: str) -> None:
         return all(isinstance(x, NUMBERS) or is_numbers(x) for x in part)
 
     bad = [
-        f"{_place(name, path)} ({len(part)} entries)"
+        f"{place(path, name)} ({len(part)} entries)"
         for path, part in jax.tree_util.tree_leaves_with_path(tree, is_numbers)
         if is_numbers(part)
     ]
@@ -230,7 +231,7 @@ def _refuse_lists(tree: PyTree, caller: str, name: str) -> None:
 def _refuse_lengths(tree: PyTree, dim: int, caller: str, name: str) -> None:
     """Refuses arrays that cannot be split together."""
     shapes = {
-        _place(name, path): leaf.shape
+        place(path, name): leaf.shape
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         if is_split(leaf)
     }
@@ -269,11 +270,6 @@ def _refuse_lengths(tree: PyTree, dim: int, caller: str, name: str) -> None:
         f"{caller} got 0 rows along dim={dim}: {listed}. At least 1 is needed. Skip "
         "this batch."
     )
-
-
-def _place(name: str, path: Any) -> str:
-    """Where a leaf stands, such as "inputs[0]['x']"."""
-    return f"{name}{jax.tree_util.keystr(path)}".lstrip(".")
 
 
 def _range(ndim: int) -> str:

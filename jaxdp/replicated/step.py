@@ -201,6 +201,20 @@ class TrainStep:
         return jax.tree.unflatten(structure, placed)
 
 
+def check_step(step: Any, caller: str) -> None:
+    """Refuses what is no train step.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(step, TrainStep):
+        raise TypeError(
+            f"{caller} got step of type {type(step).__name__}. It must be a "
+            "jaxdp.replicated.TrainStep. Make one with "
+            "model.train_step(loss_fn, optimizer)."
+        )
+
+
 def check_alive(state: State) -> None:
     """Refuses a state that was donated: jax 0.10 crashes the process on one.
 

@@ -17,7 +17,7 @@ from jaxdp.replicated import microbatches
 from jaxdp.replicated.devices import Device, name
 from jaxdp.replicated.micro import Micro
 from jaxdp.replicated.microbatches import FALLBACKS, SMALLER_BATCH, Batch, Setting
-from jaxdp.replicated.step import State, TrainStep, check_alive
+from jaxdp.replicated.step import State, TrainStep, check_alive, check_step
 
 PyTree = Any
 NUMBERS = (int, float, np.integer, np.floating)
@@ -265,12 +265,7 @@ def _limit(device: Device, limit: float) -> int:
 
 def _check(step: Any, limit: Any, limit_bytes: Any, fallback: Any, on_event: Any):
     """Checks what a watch is made of."""
-    if not isinstance(step, TrainStep):
-        raise TypeError(
-            f"MemoryWatch got step of type {type(step).__name__}. It must be a "
-            "jaxdp.replicated.TrainStep. Make one with "
-            "model.train_step(loss_fn, optimizer)."
-        )
+    check_step(step, "MemoryWatch")
     _check_number("limit", limit, 1.0, "a share of the device's memory, such as 0.9")
     if limit_bytes is not None:
         _check_number("limit_bytes", limit_bytes, math.inf, "bytes, such as 2**30")

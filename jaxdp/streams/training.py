@@ -83,7 +83,7 @@ def data_parallel(
         algorithm: As for `jaxdp.AllReduce`.
 
     Returns:
-        The program: `init`, `step`, `params`, `flush`, `lower`.
+        The program, with `init`, `step`, `params`, `flush` and `lower`.
 
     Raises:
         ValueError: An unknown `delay` or algorithm, a cap that is not positive, or

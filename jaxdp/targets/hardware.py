@@ -96,7 +96,12 @@ class Hardware:
         return device // self.devices_per_host
 
     def link_between(self, source: int, target: int) -> Link:
-        """What joins two devices."""
+        """What joins two devices: the host's link, or the network between hosts.
+
+        Args:
+            source: Rank of one device.
+            target: Rank of the other.
+        """
         same = self.host(source) == self.host(target)
         return self.link if same else self.network
 

@@ -11,17 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxdp.buckets import by_dtype, is_movable, is_summable
-from jaxdp.collectives import reduce_scatter
-from jaxdp.executor import accumulation_dtype
-from jaxdp.packing import side_by_side
 from jaxdp.zero.flat import flattened
-from jaxdp.zero.shards import Shard, is_shard, parts
+from jaxdp.zero.shards import Shard, is_shard
 from jaxdp.zero.wire import Wire
 
 PyTree = Any
@@ -229,18 +225,7 @@ def _forward(wire, empty, data):
 def _backward(wire, empty, _, cotangents):
     """Sums of whole gradients, each device its part."""
     del empty
-    if wire.algorithm == "ring":
-        return (reduce_scatter(cotangents, wire.axis_name),)
-
-    def total(rows):
-        if not rows.size:
-            return rows[:1]
-        wide = rows.astype(accumulation_dtype(rows.dtype))
-        found = lax.psum_scatter(wide, wire.axis_name, tiled=True)
-        return found.astype(rows.dtype)
-
-    cut = [parts(jnp.asarray(x), wire.devices) for x in cotangents]
-    return ([x.reshape(-1) for x in side_by_side(total, cut)],)
+    return (wire.summed(cotangents),)
 
 
 _differentiable.defvjp(_forward, _backward)

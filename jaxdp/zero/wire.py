@@ -1,6 +1,7 @@
 """How shards travel: reduce-scatter and all-gather of several leaves at once."""
 
 import dataclasses
+import functools
 from typing import Literal
 
 import jax
@@ -56,14 +57,27 @@ class Wire:
         Args:
             leaves: This device's, of one dtype.
         """
-        cut = [parts(x, self.devices) for x in leaves]
-        shards = [x.reshape(-1) for x in side_by_side(self._summed, cut)]
+        shards = self.summed(leaves, divisor=self.devices)
         if self.outer is not None:
             shards = self.everywhere(shards, (self.outer,))
         return [
             Shard(data, leaf.shape, self.devices)
             for data, leaf in zip(shards, leaves, strict=True)
         ]
+
+    def summed(self, leaves: list[jax.Array], divisor: int = 1) -> list[jax.Array]:
+        """This device's parts of sums over the sharded axis, in float32 or wider.
+
+        Args:
+            leaves: This device's, of one dtype.
+            divisor: Sums are divided by it before they are rounded to that.
+
+        Returns:
+            Of each leaf `[ceil(size / N)]`.
+        """
+        cut = [parts(x, self.devices) for x in leaves]
+        summed = functools.partial(self._summed, divisor)
+        return [x.reshape(-1) for x in side_by_side(summed, cut)]
 
     def gather(self, shards: list[Shard]) -> list[jax.Array]:
         """Whole arrays, on every device the same.
@@ -89,15 +103,15 @@ class Wire:
             leaves = all_reduce(leaves, axis_name, self.algorithm, mean=True)
         return leaves
 
-    def _summed(self, rows: jax.Array) -> jax.Array:
-        """`[N, length]` to this device's row of the mean, `[1, length]`."""
+    def _summed(self, divisor: int, rows: jax.Array) -> jax.Array:
+        """`[N, length]` to this device's row of the sum, `[1, length]`, divided."""
         if self.algorithm == "ring":
-            return self._scheduled("reduce_scatter", self.devices)(rows)
+            return self._scheduled("reduce_scatter", divisor)(rows)
         if not rows.size:
             return jnp.zeros((1, *rows.shape[1:]), rows.dtype)
         wide = rows.astype(accumulation_dtype(rows.dtype))
         total = lax.psum_scatter(wide, self.axis_name, tiled=True)
-        return (total / self.devices).astype(rows.dtype)
+        return (total / divisor if divisor > 1 else total).astype(rows.dtype)
 
     def _gathered(self, row: jax.Array) -> jax.Array:
         """`[1, length]` to the rows of all, `[N, length]`."""

@@ -124,7 +124,7 @@ def _jax_environment(dtype: str) -> dict[str, str]:
         "JAX_NUM_CPU_DEVICES": str(problem.MAX_WORLD_SIZE),
         "JAX_PLATFORMS": "cpu",
         # (A device count forced in here would contradict the one above.)
-        "XLA_FLAGS": fast.LIGHT_FLAGS,
+        "XLA_FLAGS": fast.FLAGS,
     }
 
 

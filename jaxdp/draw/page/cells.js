@@ -38,6 +38,11 @@ class CellsView {
   cell(device, chunk) {
     const button = tagged("button", { type: "button", className: "cell", tabIndex: -1 });
     Object.assign(button.dataset, { device, chunk });
+    if (this.schedule.devices <= MOST_WRITTEN) { // a digit always has the same place
+      const across = this.schedule.devices > 4 ? 3 : 2;
+      button.append(tagged("span", { className: `digits across${across}` },
+        ...this.schedule.points.map(() => tagged("i"))));
+    }
     this.cells[device][chunk] = button;
     return button;
   }
@@ -59,6 +64,11 @@ class CellsView {
     for (const [name, size] of Object.entries({ cell, gap, "row-gap": rowGap })) {
       sheet.style.setProperty(`--${name}`, `${size.toFixed(1)}px`);
     }
+    const edge = this.table.getBoundingClientRect();
+    this.boxes = this.cells.map((column) => column.map((button) => {
+      const own = button.getBoundingClientRect();
+      return { left: own.left - edge.left, top: own.top - edge.top, size: own.width };
+    }));
     if (this.frame) this.drawArrows();
   }
 
@@ -71,23 +81,21 @@ class CellsView {
       const most = this.schedule.starts[chunk].length;
       button.style.backgroundColor = held.length ? this.colours[most][held.length] : "";
       button.classList.toggle("complete", held.length === most);
-      button.classList.toggle("empty", !held.length);
       button.classList.toggle("fresh", changed.has(`${device},${chunk}`));
-      button.replaceChildren(...this.written(held));
+      this.write(button, held);
       button.setAttribute("aria-label", this.words(device, chunk));
     }));
     this.drawArrows();
     this.inspect(null);
   }
 
-  written(held) { // a digit for each contribution, always at the same place
-    if (this.schedule.devices > MOST_WRITTEN) return [held.length ? String(held.length) : ""];
-    const across = this.schedule.devices > 4 ? 3 : 2;
-    const grid = tagged("span", { className: `digits across${across}` });
-    for (let device = 0; device < this.schedule.devices; device += 1) {
-      grid.append(tagged("i", {}, held.includes(device) ? String(device) : ""));
-    }
-    return [grid];
+  write(button, held) { // whose contributions; or how many, if there is no room
+    const digits = this.schedule.devices > MOST_WRITTEN ? [] : button.firstChild.children;
+    if (!digits.length) button.textContent = held.length || "";
+    [...digits].forEach((digit, device) => {
+      const text = held.includes(device) ? String(device) : "";
+      if (digit.textContent !== text) digit.textContent = text;
+    });
   }
 
   words(device, chunk) {
@@ -142,12 +150,6 @@ class CellsView {
       && sends.filter((other) => step(other) === step(send)).length > last;
   }
 
-  box(device, chunk) { // of a cell, in the pixels of the overlay
-    const button = this.cells[device][chunk];
-    const [own, all] = [button, this.table].map((element) => element.getBoundingClientRect());
-    return { left: own.left - all.left, top: own.top - all.top, size: own.width };
-  }
-
   // Where arcs land, from the middle of their target: side by side, and none crosses
   // another. Those from the left come first, and of each side the longest is outside.
   landings(sends) {
@@ -156,7 +158,7 @@ class CellsView {
     for (const arc of arcs) {
       const beside = arcs.filter((other) => other.target === arc.target && other.chunk === arc.chunk)
         .sort((a, b) => (a.source > a.target) - (b.source > b.target) || b.source - a.source);
-      const apart = Math.min(0.9 / beside.length, 0.24) * this.box(arc.target, arc.chunk).size;
+      const apart = Math.min(0.9 / beside.length, 0.24) * this.boxes[arc.target][arc.chunk].size;
       found.set(arc, apart * (beside.indexOf(arc) - (beside.length - 1) / 2));
     }
     return found;
@@ -164,7 +166,7 @@ class CellsView {
 
   // The way of a send: straight to a neighbour, else over the cells between.
   way(send, landing = 0) {
-    const [from, to] = [this.box(send.source, send.chunk), this.box(send.target, send.chunk)];
+    const [from, to] = [this.boxes[send.source][send.chunk], this.boxes[send.target][send.chunk]];
     const [x0, x1] = [from, to].map((box) => box.left + box.size / 2);
     const y = from.top + from.size / 2;
     if (Math.abs(send.source - send.target) === 1) return [[x0, y], [(x0 + x1) / 2, y], [x1, y]];
@@ -184,7 +186,7 @@ class CellsView {
   }
 
   arrows(send, sends, landing) {
-    const [from, to] = [this.box(send.source, send.chunk), this.box(send.target, send.chunk)];
+    const [from, to] = [this.boxes[send.source][send.chunk], this.boxes[send.target][send.chunk]];
     const arrow = (points) => drawn("path", { d: line(points), class: "arrow", "marker-end": "url(#cell-head)" });
     const y = from.top + from.size / 2;
     const way = Math.sign(send.target - send.source);
@@ -220,7 +222,7 @@ class CellsView {
 
   packet(send) {
     const held = this.frame.held[send.source][send.chunk].length;
-    const size = this.box(send.source, send.chunk).size * 0.5;
+    const size = this.boxes[send.source][send.chunk].size * 0.5;
     const rect = drawn("rect", { x: -size / 2, y: -size / 2, width: size, height: size, rx: size / 6 });
     rect.style.fill = this.colours[this.schedule.starts[send.chunk].length][held];
     return { group: drawn("g", { class: "packet" }, rect) };

@@ -38,7 +38,7 @@ def group_seconds(op: CollectiveOp, hardware: Hardware) -> np.ndarray:
     took = []
     shares = _shares(neighbours, hardware) if hardware.network.shared else {}
     for group, ring in zip(op.groups, rings, strict=True):
-        rounds = (2 if op.kind == "all-reduce" else 1) * (len(group) - 1)
+        rounds = op.ring_passes * (len(group) - 1)
         chunk = max(sent[device] for device in group) / max(rounds, 1)
         slowest = max(
             _ring_link(pair, group, hardware).transfer_s(chunk * shares.get(pair, 1))

@@ -106,7 +106,7 @@ def _between(instructions: Sequence[Instruction], position: int) -> list[Instruc
             if one.opcode.endswith("-done"):
                 return kernels
             waiting.add(one.name)
-        elif is_kernel(one):
+        elif _is_kernel(one):
             kernels.append(one)
     raise ValueError(
         f"analyze found no end of {quote(start.line)}. An asynchronous collective ends "
@@ -114,7 +114,7 @@ def _between(instructions: Sequence[Instruction], position: int) -> list[Instruc
     )
 
 
-def is_kernel(instruction: Instruction) -> bool:
+def _is_kernel(instruction: Instruction) -> bool:
     """Whether an instruction computes something, or copies it."""
     opcode = instruction.opcode
     if opcode in _NO_KERNEL or opcode.endswith(SECOND_HALVES):

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxdp.replicated.devices import name
 from jaxdp.replicated.inputs import Inputs, check, is_array
-from jaxdp.replicated.step import State, TrainStep, check_alive
+from jaxdp.replicated.step import State, TrainStep, check_alive, check_step
 from jaxdp.replicated.views import findings, tables
 from jaxdp.replicated.views.findings import Finding, Place
 from jaxdp.replicated.views.trace import Record
@@ -236,12 +236,7 @@ def _note(devices: Any) -> str:
 
 def _check(step: Any, steps: Any, warm_up: Any) -> None:
     """Checks what to measure and how often."""
-    if not isinstance(step, TrainStep):
-        raise TypeError(
-            f"diagnose got step of type {type(step).__name__}. It must be a "
-            "jaxdp.replicated.TrainStep. Make one with "
-            "model.train_step(loss_fn, optimizer)."
-        )
+    check_step(step, "diagnose")
     for argument, value, least in (("steps", steps, 1), ("warm_up", warm_up, 0)):
         if not isinstance(value, int | np.integer) or isinstance(value, bool):
             raise TypeError(

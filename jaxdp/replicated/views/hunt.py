@@ -15,6 +15,7 @@ from jaxdp.replicated.programs import Call
 from jaxdp.replicated.views import origin, rerun
 from jaxdp.replicated.views.anomaly import Anomaly
 from jaxdp.state import check_params
+from jaxdp.trees import place
 
 if TYPE_CHECKING:
     from jaxdp.replicated.model import DataParallel
@@ -146,7 +147,7 @@ class Hunt:
         """The first bad number among the inputs, which all replicas get."""
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.inputs):
             if isinstance(leaf, float | complex) and not is_array(leaf):
-                where = [_name(path)]
+                where = [place(path)]
                 about = ("3 scatter", self.model.root, None, where)
                 if found := self._leaf(*about, [jnp.asarray(leaf)]):
                     return found
@@ -192,15 +193,10 @@ def _of_replicas(cotangents: list[Arrays]) -> list[str]:
 def _named(tree: PyTree, prefix: str = "") -> list[str]:
     """What the arrays of a tree are called, such as "params['w']"."""
     return [
-        f"{prefix}{jax.tree_util.keystr(path)}".lstrip(".")
+        place(path, prefix)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         if is_array(leaf)
     ]
-
-
-def _name(path: Any) -> str:
-    """Where a leaf of the inputs stands, such as "inputs[0]['x']"."""
-    return jax.tree_util.keystr(path).lstrip(".")
 
 
 def _rows(array: jax.Array, kind: str, dim: int, start: int) -> str:

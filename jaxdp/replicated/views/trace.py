@@ -125,7 +125,12 @@ class Trace:
         return records
 
     def moved(self, stage: str | None = None, what: str | None = None) -> int:
-        """Bytes moved between devices or from the host, in a stage, of a kind."""
+        """Bytes moved between devices or from the host.
+
+        Args:
+            stage: Of this stage only, such as "3 scatter"; None for all.
+            what: Of this kind only, such as "parameters"; None for all.
+        """
         return sum(
             record.nbytes
             for record in self.records
@@ -160,6 +165,10 @@ class Trace:
 
     def gantt(self, title: str = "Stages by device", note: str = "") -> "Figure":
         """The records as bars over time, a lane per device.
+
+        Args:
+            title: Of the figure.
+            note: Below it.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
