@@ -151,7 +151,7 @@ class Trainer:
 
     def _contribution(self, state: TrainState, batch: PyTree) -> Contribution:
         """Shapes of what a replica contributes to a step."""
-        body = self._on_replicas(self.replica.contribution, P())
+        body = self.on_replicas(self.replica.contribution, P())
         return without_mesh(jax.eval_shape)(body, state, self.batches.given(batch))
 
     def flush(self, state: TrainState) -> TrainState:
@@ -174,13 +174,7 @@ class Trainer:
             state: Shapes of the state of a training on that mesh.
             batch: Shapes of the batch as a compiled step takes it.
         """
-        step = jax.shard_map(
-            self.replica.step,
-            mesh=mesh,
-            in_specs=self.specs,
-            out_specs=(self.specs[0], P()),
-            check_vma=False,  # see the module docstring
-        )
+        step = self.on_replicas(self.replica.step, (self.specs[0], P()), mesh=mesh)
         return without_mesh(jax.make_jaxpr(step))(state, batch)
 
     def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
@@ -198,12 +192,7 @@ class Trainer:
         return Trainer(self.replica, mesh)
 
     def lower_abstract(self, given: PyTree, batch: PyTree) -> jax.stages.Lowered:
-        """The step's program, of shapes alone.
-
-        Args:
-            given: Parameters, or a state of this training on any mesh.
-            batch: The global batch.
-        """
+        """The step's program, of `shapes` alone."""
         shapes = self.shapes(given, batch)
         return without_mesh(self.jitted_step.lower)(*shapes)
 
@@ -284,8 +273,8 @@ class Trainer:
         full = jax.eval_shape(self.replica.design.full_params, state.params)
         fresh = jax.eval_shape(self.jitted_init, full, state.rng, None)
         check_opt_state(state.opt_state, fresh.opt_state)
-        step = self._on_replicas(self.replica.step, (self.specs[0], P()))
-        loss = self._on_replicas(self.replica.total, P())
+        step = self.on_replicas(self.replica.step, (self.specs[0], P()))
+        loss = self.on_replicas(self.replica.total, P())
 
         def traced_loss():
             return jax.make_jaxpr(loss)(state, batch)
@@ -298,15 +287,22 @@ class Trainer:
     def _flush(self, state: TrainState) -> TrainState:
         """The global program of a flush."""
         spec = self.specs[0]
-        return self._on_replicas(self.replica.flush, spec, (spec,))(state)
+        return self.on_replicas(self.replica.flush, spec, (spec,))(state)
 
-    def _on_replicas(
-        self, body: Callable, out_specs: Any, in_specs: Any = None
+    def on_replicas(
+        self, body: Callable, out_specs: Any, in_specs: Any = None, mesh: Any = None
     ) -> Callable:
-        """Runs `body(state, batch)` on every device."""
+        """Runs `body(state, batch)` on every device, here or on a mesh like this one.
+
+        Args:
+            body: Of a state and a batch, or of what `in_specs` says.
+            out_specs: How its results lie on the mesh.
+            in_specs: How its arguments do; None for those of a state and a batch.
+            mesh: Another one, which may be abstract; None for this training's.
+        """
         return jax.shard_map(
             body,
-            mesh=self.mesh,
+            mesh=self.mesh if mesh is None else mesh,
             in_specs=in_specs or self.specs,
             out_specs=out_specs,
             check_vma=False,  # see the module docstring

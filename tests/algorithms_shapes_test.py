@@ -195,3 +195,19 @@ def test_pipelines_of_no_chunks_are_refused(build, chunks):
 def test_no_devices_are_refused_without_a_collective_too():
     with pytest.raises(ValueError, match=r"halving_doubling got 0 devices.*least 1"):
         algorithms.halving_doubling(0)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        *(algorithms.star, algorithms.star_gather, algorithms.pipelined_star),
+        *(algorithms.tree, algorithms.pipelined_tree_reduce),
+    ],
+    ids=lambda build: build.__name__,
+)
+def test_roots_out_of_range_are_refused_without_a_collective_too(build):
+    message = rf"{build.__name__} got root=4 on 4 devices\..* from 0 to 3: choose"
+    with pytest.raises(ValueError, match=message):
+        build(4, 4)
+    with pytest.raises(ValueError, match="got root=3 on 2 devices"):
+        build(4, root=3).resized(2)

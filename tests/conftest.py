@@ -12,11 +12,11 @@ import pytest
 import jaxdp
 from tests import fast
 
-# Here and in processes that tests start: LLVM does little with their programs.
+# Here and in processes that tests start.
 os.environ["XLA_FLAGS"] = f"{fast.FLAGS} {os.environ.get('XLA_FLAGS', '')}"
 # JAX refuses these once it has started; importing jaxdp must not start it.
 jax.config.update("jax_num_cpu_devices", 8)
-jax.config.update("jax_disable_most_optimizations", True)
+jax.config.update("jax_disable_most_optimizations", True)  # beside those of FLAGS
 if "JAX_PLATFORMS" not in os.environ:
     jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_numpy_rank_promotion", "raise")

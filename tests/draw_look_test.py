@@ -88,9 +88,11 @@ def test_your_own_schedule_and_a_hostile_title(browser, tmp_path):
     own = dataclasses.replace(algorithms.direct(3), name=hostile)
     machine = dataclasses.replace(hardware("h100"), name=hostile)
     path = tmp_path / "own.html"
-    draw.write_page(path, own, size_mb=1.5, hardware=machine, title=hostile)
+    home = '"><script>alert(2)</script>'
+    draw.write_page(path, own, size_mb=1.5, hardware=machine, title=hostile, home=home)
     with browsers.opened(browser, path) as page:
         assert page.locator("h1").inner_text() == hostile
+        assert page.locator("header a").get_attribute("href") == home
         assert page.title().startswith("</script>")
         assert page.locator("#algorithm option").first.inner_text() == hostile
         assert page.evaluate("[state.algorithm.id, state.devices].join()") == "own,3"

@@ -176,20 +176,26 @@ def test_an_address_opens_a_moment_and_wrong_ones_do_no_harm(browser, file):
 
 
 def test_play_moves_chunks_and_reaches_the_end(browser, file):
-    moving = {"reduced_motion": False, "bypass_csp": True}  # for wait_for_function
-    with browsers.opened(browser, file, fragment="star-5", **moving) as page:
+    with browsers.opened(
+        *(browser, file),
+        fragment="star-5",
+        reduced_motion=False,
+        bypass_csp=True,  # for wait_for_function
+    ) as page:
         page.locator("#speed").select_option("4")
         page.locator("body").press(" ")
         assert page.locator("#play").get_attribute("aria-label") == "Pause"
-        page.wait_for_function("cells.packets && cells.packets.length === 4")
-        assert page.locator("#flights .packet").count() == 4
+        packets = "document.querySelectorAll('#flights .packet').length"
+        page.wait_for_function(f"{packets} === 4")
         page.wait_for_function("location.hash === '#star-5-2' && !state.playing")
+        assert page.evaluate(packets) == 0
         assert page.locator(".cell.complete").count() == 5
         assert page.locator("#play").get_attribute("aria-label") == "Play"
+        page.locator("#speed").select_option("0.5")
         page.locator("#play").click()  # from the start again
-        page.wait_for_function("state.done === 1")
+        assert page.evaluate("[state.done, state.playing]") == [0, True]
         page.locator("#play").click()
-        assert not page.evaluate("state.playing")
+        assert page.evaluate("[state.done, state.playing]") == [0, False]
 
 
 def test_clock_and_bytes_are_those_of_the_cost_model(page):

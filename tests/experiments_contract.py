@@ -11,13 +11,15 @@ import pytest
 
 from experiments.harness import command, devices, registry
 from experiments.harness.result import Document, Result
-from tests.fast import light_code as light_code
 
 # They run in their own tests, `experiments_NAME_test.py`, which look at more.
-ELSEWHERE = (
+_OWN = (
     *("algorithms", "claims", "compression", "gpu", "memory", "overlap", "pipeline"),
     *("resume", "staleness", "uneven", "zero"),
 )
+ELSEWHERE = {name: f"experiments_{name}_test" for name in _OWN}
+# Its programs are among those of gpu: they are compiled once for both.
+ELSEWHERE["scaling"] = ELSEWHERE["gpu"]
 
 
 class Ran(NamedTuple):

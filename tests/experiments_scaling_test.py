@@ -74,7 +74,7 @@ def test_data_parallel_crosses_the_network_beyond_a_host():
 def native_step(exposed_s):
     """A replayed step on 8 devices: 10 ms of computation, 4 ms of communication."""
     times = {"compute_s": 0.01, "communication_s": 0.004, "exposed_s": exposed_s}
-    times["step_s"] = 0.01 + exposed_s
+    times |= {"step_s": 0.01 + exposed_s, "exposed_fraction": exposed_s / 0.004}
     report = SimpleNamespace(timeline=lambda machine: SimpleNamespace(**times))
     sent = (SizedCollective(None, "all-reduce", MILLION, 4, count=2),)
     return CompiledStep(None, None, report, sent, 8, 4)  # type: ignore[arg-type]

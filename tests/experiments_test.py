@@ -1,6 +1,5 @@
 """Every experiment runs in tiny form, and what it writes has the promised format."""
 
-import contextlib
 import functools
 import importlib
 import inspect
@@ -30,7 +29,6 @@ from experiments.parts import ownership
 from jaxdp import algorithms
 from jaxdp.schedule import holdings
 from tests import experiments_contract as contract
-from tests import fast
 
 NAMES = [
     *("algorithms", "amp", "bandwidth", "claims", "compare", "compression", "ddp"),
@@ -64,7 +62,6 @@ CLAIMS = {  # of those that run here
     "overlap_delay": {"CB4": "partly"},
     "ps": {"CB2": "holds", "CB6": "holds"},
     "ring": {"CB1": "holds", "CB3": "holds"},
-    "scaling": {"CA5": "refuted", "CA6": "partly"},
     "traffic": {"CB1": "holds", "CB2": "holds", "CB6": "holds"},
 }
 
@@ -78,9 +75,7 @@ def run_tiny(tmp_path_factory):
     def run(name):
         if name == "bandwidth" and network.missing():
             pytest.skip(network.missing())
-        for_others = name in ("overlap_delay", "scaling", "traffic")
-        with contextlib.nullcontext() if for_others else fast.light_code():
-            ran = contract.run(name, output)
+        ran = contract.run(name, output)
         return ran.folder, ran.document
 
     return run
@@ -117,13 +112,17 @@ def test_timings_on_forced_devices_are_labelled(run_tiny, name):
     contract.check_labels(run_tiny(name)[1])
 
 
-@pytest.mark.parametrize("name", contract.ELSEWHERE)
-def test_runs_elsewhere_are_checked_there(name):
+@pytest.mark.parametrize(("name", "module"), contract.ELSEWHERE.items())
+def test_runs_elsewhere_are_checked_there(name, module):
     """A test of this name asks for all checks, of a run of this experiment."""
-    own = importlib.import_module(f"tests.experiments_{name}_test")
+    own = importlib.import_module(f"tests.{module}")
     source = inspect.getsource(own.test_what_is_written)
-    assert "contract.check(ran, " in source
-    assert f'contract.run("{name}", ' in inspect.getsource(own)
+    (fixture,) = re.findall(
+        rf'def (\w+)\([^)]*\):(?:(?!\ndef ).)*contract\.run\(\s*"{name}", ',
+        inspect.getsource(own),
+        re.DOTALL,
+    )
+    assert f"contract.check({fixture}, " in source
 
 
 def test_runs_from_the_command_line_and_says_so(tmp_path):

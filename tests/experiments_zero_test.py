@@ -23,8 +23,7 @@ PARAMS = {
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    with contract.light_code():
-        return contract.run("zero", tmp_path_factory.mktemp("results"))
+    return contract.run("zero", tmp_path_factory.mktemp("results"))
 
 
 def test_what_is_written(ran):

@@ -169,6 +169,18 @@ def test_sized_collectives_refuse_permutes_without_a_schedule(mesh_of_2):
         sized_collectives(jax.make_jaxpr(mapped)(jnp.arange(14.0)))
 
 
+def test_sized_collectives_refuse_what_is_decided_at_run_time(mesh_of_2):
+    def body(x, sizes):
+        one = sizes[0]
+        return jax.lax.ragged_all_to_all(x, x, one, one, one, one, axis_name="data")
+
+    spec = jax.P("data")
+    mapped = jax.shard_map(body, mesh=mesh_of_2, in_specs=spec, out_specs=spec)
+    jaxpr = jax.make_jaxpr(mapped)(jnp.arange(14.0), jnp.ones((2, 2), int))
+    with pytest.raises(ValueError, match="cannot count the primitive 'ragged_all"):
+        sized_collectives(jaxpr)
+
+
 def test_a_hand_made_schedule_has_no_other_sizes():
     ring = algorithms.ring(4)
     mine = Schedule("mine", 4, 4, ring.starts, ring.ends, ring.rounds)

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.harness import reading, registry, templates
 from experiments.site import __main__ as command
-from experiments.site import designs, ledger, measures, overview, pages
+from experiments.site import designs, ledger, measures, overview, pages, sources
 from tests import experiments_contract as contract
 from tests import site_helpers as helpers
 
@@ -117,9 +117,9 @@ def test_designs_have_one_name(name, devices, expected):
 
 
 def test_every_source_is_an_experiment():
-    sources = {s.experiment for m in measures.MEASURES for s in m.sources}
-    assert sources == {*measures.OPTIONS} <= {*registry.names()}
-    assert {s.value for s in measures.sources("memory")} == {"all_mb"}
+    used = {s.experiment for m in measures.MEASURES for s in m.sources}
+    assert used == {*sources.OPTIONS} <= {*registry.names()}
+    assert {s.value for s in measures.read_from("memory")} == {"all_mb"}
 
 
 GPU = {"devices": 8, "tiny": False, "target": "h100", "hosts": 1, "rows": None}
@@ -139,6 +139,18 @@ def test_only_numbers_of_what_the_title_says_count(tmp_path, options, expected):
     helpers.write(tmp_path, "gpu", config=GPU | options, tables={"designs": rows})
     shown = panel(reading.find_all(tmp_path), "on 8 x H100, ResNet-50 (ms)")
     assert {name: number.value for name, number in shown.numbers.items()} == expected
+
+
+def test_steps_of_dataparallel_are_from_its_samples_a_second(tmp_path):
+    """64 images on each of 8 devices, at 32,000 a second."""
+    row = {"hardware": "H100, NVLink", "N": 8, "DP": 32_000, "DDP": 1}
+    rows = [row | {"model": "ResNet-50"}, row | {"model": "ResNet-50", "N": 4}]
+    config = {"images": 64, "sequences": 8}
+    helpers.write(tmp_path, "scaling", config=config, tables={"throughput": rows})
+    shown = panel(reading.find_all(tmp_path), "on 8 x H100, ResNet-50 (ms)")
+    assert {name: number.value for name, number in shown.numbers.items()} == {
+        "DataParallel": 16.0
+    }
 
 
 def test_the_first_page_says_what_is_there(made):

@@ -220,19 +220,29 @@ def test_unknown_target(target, remedy):
         compile_for(jnp.tanh, shape(4), target=target)
 
 
-@pytest.mark.parametrize(("devices", "hosts", "use"), [(6, 4, 8), (0, 1, 1), (3, 2, 4)])
+@pytest.mark.parametrize(("devices", "hosts", "use"), [(6, 4, 8), (3, 2, 4)])
 def test_devices_that_do_not_divide_into_hosts(devices, hosts, use):
     expected = (
-        rf"devices={devices} and hosts={hosts}.* {devices} is no multiple of "
-        rf"{hosts}. Use devices={use}"
+        rf"compile_for got devices={devices} and hosts={hosts}.* {devices} is no "
+        rf"multiple of {hosts}. Use devices={use}"
     )
     with pytest.raises(ValueError, match=expected):
         compile_for(jnp.tanh, shape(4), devices=devices, hosts=hosts)
 
 
+@pytest.mark.parametrize(("devices", "hosts"), [(0, 2), (3, -1)])
+def test_numbers_below_one(devices, hosts):
+    expected = (
+        rf"targets\.mesh got .*Use devices={devices or 1} and hosts={max(hosts, 1)}"
+    )
+    with pytest.raises(ValueError, match=expected):
+        targets.mesh("h100", devices, hosts)
+
+
 @pytest.mark.parametrize("devices", [6, 512])
 def test_a_torus_that_does_not_exist(devices):
-    with pytest.raises(ValueError, match=rf"devices={devices} for TPU v5e.* 256 chips"):
+    expected = rf"targets\.mesh got devices={devices} for TPU v5e.* 256 chips"
+    with pytest.raises(ValueError, match=expected):
         targets.mesh("tpu-v5e", devices)
 
 

@@ -94,5 +94,7 @@ def test_links_between_hosts():
 def test_unknown_names():
     with pytest.raises(ValueError, match=r"link got 'nvlink9'.* one of nvlink2, .*v6e"):
         targets.hardware("h100", network_name="nvlink9")
-    with pytest.raises(ValueError, match=r"target='h1000'.* Did you mean 'h100'\?"):
+    with pytest.raises(
+        ValueError, match=r"^jaxdp\.targets has .*'h1000'.* mean 'h100'\?"
+    ):
         targets.hardware("h1000")

@@ -15,7 +15,6 @@ from optax import contrib
 import jaxdp
 from jaxdp.zero.partition import on_shards, sharded_leaves, unpartitionable
 from jaxdp.zero.shards import Shard, cut, is_shard, whole
-from tests.fast import light_code
 from tests.helpers import compiled_text
 from tests.zero_partition_helpers import (
     assert_equal,
@@ -89,13 +88,6 @@ COMBINED = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _exact_code():
-    """Without LLVM's fused multiply-adds, which depend on how loops are cut."""
-    with light_code():
-        yield
-
-
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL.keys())
 def test_every_optimizer_of_optax_is_right(make):
     """In float64, where nothing but the order of sums makes a difference."""
@@ -120,7 +112,10 @@ def test_combined_optimizers_are_right(optimizer):
     ids=["adamw", "lion"],
 )
 def test_elementwise_optimizers_are_equal_bit_for_bit(optimizer):
-    """Arrays of any shape; XLA divides a scalar by a scalar in another way."""
+    """Arrays of any shape; XLA divides a scalar by a scalar in another way.
+
+    Tests compile without LLVM's fused multiply-adds, which depend on how loops are cut.
+    """
     params = {**numbers(AWKWARD), "half": numbers({"x": (6,)}, jnp.bfloat16)}
     del params["s"]
     given = optimizer, params, gradients_of(params)

@@ -67,7 +67,8 @@ def compiler(target: str) -> str | None:
     problem = targets.missing(target)
     if not problem:
         return target
-    show.console.print(f"{problem} Steps are compiled for the devices at hand instead.")
+    instead = "Steps are compiled for the devices at hand instead."
+    show.console.print(f"{problem} {instead}", markup=False)  # it has brackets
     return None
 
 

@@ -1,5 +1,6 @@
 """One look for all plots."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
@@ -52,3 +53,37 @@ def plot(
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(GRID)
     return figure, axes
+
+
+def name_bars(
+    axes: "Axes",
+    places: Sequence[float],
+    names: Sequence[str],
+    colours: Mapping[str, str],
+    columns: int = 4,
+) -> None:
+    """Names horizontal bars beside the plot, and what colours mean below it.
+
+    Args:
+        axes: Of a figure with nothing else.
+        places: Of the bars along the vertical axis.
+        names: Of the bars.
+        colours: By what they stand for.
+        columns: Of the legend.
+    """
+    axes.set_yticks(places, names, fontsize=8)
+    axes.grid(axis="y", visible=False)
+    for meaning, colour in colours.items():
+        axes.barh(0, 0, color=colour, label=meaning)
+    where = {"loc": "outside lower center", "ncols": columns, "fontsize": 8}
+    axes.figure.legend(frameon=False, **where)
+
+
+def double_along_x(axes: "Axes", numbers: Sequence[int]) -> None:
+    """Spaces numbers by their ratios, and writes those given; the last of the scales.
+
+    Matplotlib forgets that there are no minor ticks when a scale is set.
+    """
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(numbers, [str(number) for number in numbers])
+    axes.minorticks_off()

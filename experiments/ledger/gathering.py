@@ -93,7 +93,7 @@ def _tell(wish: Wish, read: Sequence[str], jobs: Sequence[running.Job]) -> None:
         show.console.print(f"to be run, {about}: {names}")
     for lack in dict.fromkeys(sources.lack(job.name) for job in jobs):
         if lack:
-            show.console.print(lack)
+            show.console.print(lack, markup=False)
 
 
 def _job(wish: Wish, name: str) -> running.Job:
@@ -115,7 +115,7 @@ def _current(wish: Wish, name: str) -> reading.Found | None:
     """A result of today's code, and a full one unless a tiny one will do."""
     for place in [wish.results, wish.results / TINY][: 1 + wish.tiny]:
         found = reading.find(place, name)
-        if found.state == "current" and wish.tiny >= found.tiny:
+        if found.state == "current" and (wish.tiny or not found.tiny):
             return found
     return None
 
@@ -126,7 +126,7 @@ def _read(wish: Wish, name: str) -> Evidence:
         folder = wish.results / name
         return Evidence(name, None, folder, "not there", sources.absent(name))
     found = _current(wish, name) or reading.find(wish.results, name)
-    if found.document and wish.tiny >= found.tiny:
+    if found.document and (wish.tiny or not found.tiny):
         older = found.note if found.state == "older" else ""
         return Evidence(name, found.document, found.folder, "read", older)
     note = sources.absent(name) or found.note

@@ -28,6 +28,7 @@ class Judged(NamedTuple):
         found: What that says; None with it.
         others: What else testifies, by experiment.
         failed: Experiments of the claim that ran and failed.
+        silent: Whether there is nothing to go by, though an experiment has a result.
         note: Why something else, or nothing, counts, and why verdicts differ.
     """
 
@@ -36,6 +37,7 @@ class Judged(NamedTuple):
     found: Document | None
     others: dict[str, Document]
     failed: list[Evidence]
+    silent: bool
     note: str
 
     @property
@@ -52,12 +54,13 @@ def judge(entry: Entry, gathered: Gathered) -> Judged:
     failed = [each for each in evidence if each.how == "failed"]
     if not heard:
         note = " ".join(_reason(each) for each in evidence)
-        return Judged(entry, None, None, {}, failed, note)
+        silent = any(each.document for each in evidence)
+        return Judged(entry, None, None, {}, failed, silent, note)
     by, *rest = heard
     others = {name: heard[name] for name in rest}
     before = evidence[: entry.evidence.index(by)]
     note = " ".join(_notes(entry, gathered[by], heard[by], before, others))
-    return Judged(entry, gathered[by], heard[by], others, failed, note)
+    return Judged(entry, gathered[by], heard[by], others, failed, False, note)
 
 
 def claims(judged: Iterable[Judged]) -> list[Claim]:
@@ -113,15 +116,13 @@ def sources(gathered: Gathered) -> Rows:
 def failures(judged: Iterable[Judged]) -> list[str]:
     """What failed, with the claims that miss it, an experiment each."""
     missed: dict[str, list[str]] = {}
-    said = {}
     for each in judged:
         for failed in each.failed:
-            missed.setdefault(failed.name, []).append(each.entry.id)
-            said[failed.name] = failed.note
-    return [
-        f"{', '.join(ids)}: the experiment {name} {said[name]}"
-        for name, ids in missed.items()
-    ]
+            reason = f"the experiment {failed.name} {failed.note}"
+            missed.setdefault(reason, []).append(each.entry.id)
+        if each.silent:
+            missed.setdefault(f"no verdict. {each.note}", []).append(each.entry.id)
+    return [f"{', '.join(ids)}: {reason}" for reason, ids in missed.items()]
 
 
 def _notes(

@@ -56,13 +56,11 @@ def per_row(title: str, rows: Rows) -> "Figure":
     ideal = [sent[0] / k for k in counts]
     style = {"color": plots.INK, "linestyle": (0, (1, 2)), "label": "1 / k"}
     axes.plot(counts, ideal, **style)
-    axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    axes.set_xticks(counts, [str(k) for k in counts])
     ticks = [
         t for t in (2.0**i for i in range(-8, 12)) if min(sent) / 2 <= t <= 2 * sent[0]
     ]
     axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
-    axes.minorticks_off()
+    plots.double_along_x(axes, counts)
     axes.legend(frameon=False)
     return figure

@@ -45,14 +45,10 @@ def bars(title: str, groups: Sequence[Sequence[Bar]], note: str) -> "Figure":
             labels.append(bar.label)
             y += 1
         y += 0.6
-    axes.set_yticks(places, labels, fontsize=8)
+    shown = COLOURS | {REST: REST_COLOUR, UNDIVIDED: UNDIVIDED_COLOUR}
+    plots.name_bars(axes, places, labels, shown)
     axes.set_ylim(y - 0.9, -0.7)
     axes.margins(x=0.12)
-    axes.grid(axis="y", visible=False)
-    shown = COLOURS | {REST: REST_COLOUR, UNDIVIDED: UNDIVIDED_COLOUR}
-    for part, colour in shown.items():
-        axes.barh(0, 0, color=colour, label=part)
-    figure.legend(frameon=False, loc="outside lower center", ncols=4, fontsize=8)
     return figure
 
 

@@ -83,11 +83,7 @@ def _bars(
         style = {"va": "center", "fontsize": 8, "color": plots.INK}
         axes.text(left, place, f"  {shown.format(left)}", **style)
     names = [step.design_name for step in steps]
-    axes.set_yticks(range(len(steps)), names, fontsize=8)
+    plots.name_bars(axes, range(len(steps)), names, labels)
     axes.invert_yaxis()
     axes.margins(x=0.1)
-    axes.grid(axis="y", visible=False)
-    for label, colour in labels.items():
-        axes.barh(0, 0, color=colour, label=label)
-    figure.legend(frameon=False, loc="outside lower center", ncols=4, fontsize=8)
     return figure

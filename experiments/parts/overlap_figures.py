@@ -89,10 +89,6 @@ def both_streams(title: str, note: str, steps: Sequence[Predicted]) -> "Figure":
         end = {"color": plots.INK, "linewidth": 1.2}
         low, high = lanes["compute"] - 0.5, lanes["communication"] + 0.5
         axes.plot([1e3 * step.step_s] * 2, [low, high], **end)
-    axes.set_yticks(places, labels, fontsize=8)
+    plots.name_bars(axes, places, labels, COLOURS)
     axes.set_ylim(max(places) + 0.7, -0.7)
-    axes.grid(axis="y", visible=False)
-    for kind, colour in COLOURS.items():
-        axes.barh(0, 0, color=colour, label=kind)
-    figure.legend(frameon=False, loc="outside lower center", ncols=4, fontsize=8)
     return figure

@@ -89,10 +89,7 @@ def plot(rows: Rows) -> "Figure":
         face = color if counted == "program" else "white"
         style = {"color": color, "markerfacecolor": face, "linestyle": ""}
         axes.plot(x, y, marker=marker, label=f"counted in the {counted}", **style)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks([row["devices"] for row in rows])
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
-    axes.minorticks_off()
+    plots.double_along_x(axes, [row["devices"] for row in rows])
     axes.set_ylim(-0.1, 2.2)
     axes.legend(frameon=False, loc="lower right")
     return figure

@@ -44,9 +44,7 @@ def speedups(title: str, curves: Sequence[Curve]) -> "Figure":
                 solid = {"linestyle": "", "marker": "s", "markersize": 4, "zorder": 3}
                 found = times[: len(inside)]
                 axes.plot(inside, found, color=STYLES[DP]["color"], **solid)
-        axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
-        axes.set_xticks(counts[::2], [str(n) for n in counts[::2]])
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.minorticks_off()
+        plots.double_along_x(axes, counts[::2])
     return finish(figure, "devices N", "throughput, in that of one device")

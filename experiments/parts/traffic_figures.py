@@ -70,12 +70,9 @@ def busiest(title: str, ways: Mapping[str, Way], rows: Rows, note: str) -> "Figu
             markerfacecolor="none",
             linestyle="",
         )
-    axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    ticks = sorted({row["N"] for row in rows if row["N"] > 1})
-    axes.set_xticks(ticks, [str(n) for n in ticks])
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.minorticks_off()
+    plots.double_along_x(axes, sorted({row["N"] for row in rows if row["N"] > 1}))
     place = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
     axes.legend(frameon=False, fontsize=8, labelspacing=0.8, **place)
     return figure

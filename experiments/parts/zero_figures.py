@@ -48,13 +48,9 @@ def bars(title: str, found: Sequence[Step], note: str) -> "Figure":
             labels.append(f"N = {n}, stage {step.stage}")
             y += 1
         y += 0.5
-    axes.set_yticks(places, labels, fontsize=8)
+    plots.name_bars(axes, places, labels, COLOURS, columns=3)
     axes.set_ylim(y - 0.9, -0.7)
     axes.margins(x=0.1)
-    axes.grid(axis="y", visible=False)
-    for kind, colour in COLOURS.items():
-        axes.barh(0, 0, color=colour, label=kind)
-    figure.legend(frameon=False, loc="outside lower center", ncols=3, fontsize=8)
     return figure
 
 
@@ -91,11 +87,9 @@ def against_n(title: str, found: Sequence[Step], note: str) -> "Figure":
             markerfacecolor="none",
             linestyle="",
         )
-    axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    axes.set_xticks(numbers, [str(n) for n in numbers])
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.minorticks_off()
+    plots.double_along_x(axes, numbers)
     axes.legend(frameon=False, fontsize=8)
     return figure
 

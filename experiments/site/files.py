@@ -14,6 +14,7 @@ REPORT = "report.html"
 ACTIVE = (".htm", ".html", ".svg", ".xhtml", ".xml")  # browsers run scripts in them
 FOLDED = 100_000  # characters of a program that stand in the page itself
 BROAD = 1620  # pixels: 9 inches; broader figures are scrolled on a phone, not shrunk
+USUAL = 1260, 736  # pixels of most figures, and of the page that they take
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -29,6 +30,11 @@ class Picture(NamedTuple):
     def kind(self) -> str:
         """How much room it needs."""
         return "broad" if self.width > BROAD else "plot"
+
+    @property
+    def room(self) -> int:
+        """How wide it is at most, so that narrow figures have no larger letters."""
+        return round(self.width * USUAL[1] / USUAL[0])
 
 
 class Program(NamedTuple):

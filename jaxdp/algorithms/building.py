@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Concatenate, ParamSpec
@@ -17,7 +18,11 @@ def for_any_devices(build: Builder[Options]) -> Builder[Options]:
     """Lets the schedules of a function tell how to be built for other devices.
 
     The last ones are kept: a ring of 1,024 devices takes a second to build.
+
+    Raises:
+        ValueError: From the function: no devices, or a `root` that is none of them.
     """
+    signature = inspect.signature(build)
 
     @functools.lru_cache(maxsize=64)
     def kept(devices: int, *args: Options.args, **options: Options.kwargs) -> Schedule:
@@ -25,6 +30,12 @@ def for_any_devices(build: Builder[Options]) -> Builder[Options]:
             raise ValueError(
                 f"{build.__name__} got {devices} devices. It needs at least 1. Give "
                 "the number of devices on the mesh axis."
+            )
+        root = signature.bind(devices, *args, **options).arguments.get("root", 0)
+        if not 0 <= root < devices:
+            raise ValueError(
+                f"{build.__name__} got root={root} on {devices} devices. The root is a "
+                f"rank from 0 to {devices - 1}: choose one of those."
             )
         family = functools.partial(_resized, built, args, options)
         return dataclasses.replace(build(devices, *args, **options), family=family)

@@ -3,6 +3,15 @@
 A `Server` updates from pushes by a policy: `Sequential`, `Eventual`, `Bounded` or
 `Backup`. `simulate` runs workers by a virtual clock, with real gradients; `train` runs
 them as threads on real devices. Both give back a `Run`, whose log `verify` proves.
+
+Its modules:
+
+    policies                     who waits for whom
+    server, update, errors       parameters, push and pull
+    worker                       the loss of a batch and its gradient
+    virtual, simulation, times   workers by a virtual clock
+    threads, crew                workers as threads
+    run, log                     what came of it, and the proof
 """
 
 from jaxdp.asynchronous.log import Event as Event

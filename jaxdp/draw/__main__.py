@@ -17,7 +17,7 @@ from jaxdp.draw.chunks import draw_schedule
 from jaxdp.draw.frames import Frame, frames, record
 from jaxdp.draw.pictures import draw_frame, save_gif
 from jaxdp.draw.places import places
-from jaxdp.draw.units import bytes_text
+from jaxdp.draw.units import buffer_bytes, bytes_text
 from jaxdp.schedule import Schedule
 from jaxdp.targets.hardware import hardware
 
@@ -81,7 +81,7 @@ def _write(given: argparse.Namespace) -> list[pathlib.Path]:
     out = given.out or pathlib.Path(f"{given.algorithm}.html")
     _check(out, given)
     schedule = catalogue.build(given.algorithm, given.devices)
-    machine = hardware(given.hardware)
+    machine, size_bytes = hardware(given.hardware), buffer_bytes(given.size_mb)
     if out.suffix == ".html":
         title = given.title or stepping.TITLE
         options = {"size_mb": given.size_mb, "hardware": given.hardware, "title": title}
@@ -91,7 +91,6 @@ def _write(given: argparse.Namespace) -> list[pathlib.Path]:
     if out.suffix in SHEETS and not given.frames:
         draw_schedule(schedule, out, title)
         return [out]
-    size_bytes = round(given.size_mb * 2**20)
     moments = frames(schedule, size_bytes, machine)
     if out.suffix == ".json":
         out.write_text(_json(schedule, moments, given), encoding="utf-8")
@@ -133,10 +132,6 @@ def _check(out: pathlib.Path, given: argparse.Namespace) -> None:
             f"{', '.join(SHEETS)}; {out.suffix} has all moments anyway. Leave out "
             "--frames, or name a picture."
         )
-    if not given.size_mb >= 0:
-        raise ValueError(
-            f"--size-mb got {given.size_mb}. A buffer has 0 MiB or more. Give its size."
-        )
 
 
 def _numbered(out: pathlib.Path, count: int) -> list[pathlib.Path]:
@@ -152,7 +147,7 @@ def _json(
         "schedule": schedule.name,
         "devices": schedule.devices,
         "chunks": schedule.chunks,
-        "size_bytes": round(given.size_mb * 2**20),
+        "size_bytes": buffer_bytes(given.size_mb),
         "hardware": given.hardware,
     }
     return json.dumps(about | {"frames": [*map(record, moments)]}, indent=1)

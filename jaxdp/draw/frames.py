@@ -62,9 +62,8 @@ def frames(
 
     Example:
         >>> from jaxdp.algorithms import ring
-        >>> print(frames(ring(4))[3].now)
-        After round 2 device 0 owns chunk 0, device 1 owns chunk 1, device 2 owns \
-chunk 2, device 3 owns chunk 3, complete.
+        >>> frames(ring(4))[3].now
+        'After round 2 every device owns the chunk of its own number complete.'
     """
     elements, machine = -(-size_bytes // ITEMSIZE), figures_of(hardware)
     result, before = [], None

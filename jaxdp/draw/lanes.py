@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxdp.draw.gantt import describe
 from jaxdp.draw.plotting import INK, MUTED, empty_figure
+from jaxdp.draw.units import time_unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +26,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "stopped": {"facecolor": "#7b8794", "edgecolor": "#1f2933", "hatch": "xxxx"},
 }
 MARKS = {"drop": ("dropped", "#D55E00"), "refuse": ("refused", "#CC79A7")}
-UNITS = ((1.0, "s"), (1e3, "ms"), (1e6, "µs"))  # per second
 
 WIDTH, SIDES = 10.0, 2.6  # inches: the figure, and what is beside its lanes
 ALL_LANES, THICKEST, THINNEST = 5.6, 0.5, 0.17  # inches: height together, and of one
@@ -94,8 +94,7 @@ class _Drawing:
 
     def __init__(self, axes: Any, end_s: float):
         self.axes, self.end_s = axes, end_s
-        fitting = (unit for unit in UNITS if end_s * unit[0] >= 1)
-        self.scale, unit = next(fitting, UNITS[-1])
+        unit, self.scale = time_unit(end_s)
         self.inches = (WIDTH - SIDES) / end_s  # per second
         axes.set_xlim(0, end_s * self.scale)
         axes.set_xlabel(f"time ({unit})", color=MUTED)

@@ -20,6 +20,7 @@ from jaxdp.draw.machines import OWN, machines
 from jaxdp.draw.panels import lines, moments
 from jaxdp.draw.places import places
 from jaxdp.draw.sentences import doing, true_now
+from jaxdp.draw.units import buffer_bytes
 from jaxdp.schedule import Schedule, bundles
 from jaxdp.targets.hardware import Hardware
 
@@ -38,6 +39,7 @@ def write_page(
     size_mb: float = 64.0,
     hardware: str | Hardware = "h100",
     title: str = TITLE,
+    home: str = "",
 ) -> None:
     """Writes the step-through page: one HTML file that needs nothing else.
 
@@ -53,13 +55,15 @@ def write_page(
         hardware: Whose links the clock counts with, at first: a name such as "h100", or
             any hardware, which is added.
         title: Its heading.
+        home: Address of a page that it leads back to, such as "index.html".
 
     Raises:
-        ValueError: An unknown name or target, or a number of devices for which the
-            algorithm does not exist.
+        ValueError: An unknown name or target, a size that no buffer has, or a number of
+            devices for which the algorithm does not exist.
         OSError: The file cannot be written.
     """
-    text = page(schedule, devices, size_mb=size_mb, hardware=hardware, title=title)
+    about = {"title": title, "home": home}
+    text = page(schedule, devices, size_mb=size_mb, hardware=hardware, **about)
     pathlib.Path(path).write_text(text, encoding="utf-8")
 
 
@@ -70,6 +74,7 @@ def page(
     size_mb: float,
     hardware: str | Hardware,
     title: str,
+    home: str,
 ) -> str:
     """The text of the page; arguments and errors as of `write_page`."""
     own = isinstance(schedule, Schedule)
@@ -80,7 +85,7 @@ def page(
     shared = _share(algorithms)
     data = {
         "start": [OWN if own else schedule, schedule.devices if own else devices],
-        "size_bytes": round(size_mb * 2**20),
+        "size_bytes": buffer_bytes(size_mb),
         "machine": hardware if isinstance(hardware, str) else OWN,
         "machines": offered,
         "algorithms": algorithms,
@@ -89,6 +94,7 @@ def page(
     }
     parts = {
         "title": html.escape(title),
+        "home": f'<a class="home" href="{html.escape(home)}">Back</a>' if home else "",
         "style": (PARTS / "page.css").read_text(encoding="utf-8"),
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         "script": "\n".join((PARTS / s).read_text(encoding="utf-8") for s in SCRIPTS),

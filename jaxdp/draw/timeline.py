@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxdp.draw.gantt import describe
 from jaxdp.draw.plotting import INK, MUTED, empty_figure
+from jaxdp.draw.units import time_unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +36,6 @@ COLOURS = {
 EXPOSED = {"facecolor": "#f4f5f7", "edgecolor": "#a9b2bc", "hatch": "//////"}
 LANES = ("compute", "exposed", "communication")
 HEIGHT = {"compute": 0.8, "exposed": 0.4, "communication": 0.8}  # of 1
-UNITS = ((1.0, "s"), (1e3, "ms"), (1e6, "µs"))  # per second
 WIDTH, TALL = 10.0, 3.1  # inches
 MOST_BARS = 300  # that are drawn one by one
 COLUMNS = 400  # of an area
@@ -86,7 +86,7 @@ def draw_timelines(
     figure.set_layout_engine("constrained", h_pad=0.1, w_pad=0.1)
     every = figure.subplots(len(timelines), sharex=True, squeeze=False).flat
     end_s = max(timeline.step_s for timeline in timelines.values()) or 1.0
-    scale, unit = next((u for u in UNITS if end_s * u[0] >= 1), UNITS[-1])
+    unit, scale = time_unit(end_s)
     kinds: dict[str, None] = {}
     for axes, (title, timeline) in zip(every, timelines.items(), strict=True):
         ranges = _ranges(timeline)

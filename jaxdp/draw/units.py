@@ -1,5 +1,14 @@
 """Bytes and seconds as people read them: three digits and a unit."""
 
+UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))  # of time, and how many make a second
+MIB = 2**20
+LARGEST = 2**24  # MiB
+
+
+def time_unit(end_s: float) -> tuple[str, float]:
+    """The largest unit of which `end_s` has one or more, and its number per second."""
+    return next((unit for unit in UNITS if end_s * unit[1] >= 1), UNITS[-1])
+
 
 def bytes_text(size: float) -> str:
     """Such as "48 MiB"."""
@@ -14,10 +23,23 @@ def seconds_text(seconds: float) -> str:
     """Such as "142 µs"."""
     if not seconds:
         return "0 µs"
-    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
-    fits = (each for each in units if _shown(seconds / each[1]) >= 1)
-    unit, size = next(fits, units[-1])
-    return f"{_shown(seconds / size):g} {unit}"
+    units = (*UNITS, ("ns", 1e9))
+    unit, count = next((u for u in units if _shown(seconds * u[1]) >= 1), units[-1])
+    return f"{_shown(seconds * count):g} {unit}"
+
+
+def buffer_bytes(size_mb: float) -> int:
+    """The bytes of a buffer of so many MiB.
+
+    Raises:
+        ValueError: Less than none, more than 16 TiB, or no number.
+    """
+    if not 0 <= size_mb <= LARGEST:
+        raise ValueError(
+            f"jaxdp.draw got a buffer of {size_mb} MiB. It must have between 0 and "
+            f"{LARGEST} MiB. Give its size in MiB, such as 64."
+        )
+    return round(size_mb * MIB)
 
 
 def _shown(number: float) -> float:

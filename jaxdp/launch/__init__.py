@@ -7,4 +7,11 @@ ends them all, and the launcher says which one failed first. Nothing is left run
 not after an interrupt, and not if the launcher itself is killed.
 
 Nothing in here uses JAX. It is the launcher's job to work when JAX does not.
+
+Its modules:
+
+    environment       what each process is told
+    attempts, group   starting all, waiting, ending and restarting them
+    output, report    their lines by rank; who failed first
+    sweep             killing what is left, also without a launcher
 """

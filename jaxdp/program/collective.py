@@ -87,7 +87,7 @@ class CollectiveOp:
 
     @property
     def ring_passes(self) -> int:
-        """How often a ring brings every chunk around: an all-reduce adds, then shares."""
+        """How often a ring brings every chunk around: for an all-reduce, twice."""
         return 2 if self.kind == "all-reduce" else 1
 
     @property

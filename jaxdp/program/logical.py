@@ -69,17 +69,25 @@ def collectives(jaxpr: Any, devices: int) -> tuple[CollectiveOp, ...]:
     return tuple(_walk(jaxpr, _Place(), devices))
 
 
+def check_countable(name: str, caller: str) -> None:
+    """Refuses a primitive that moves what no program tells.
+
+    Raises:
+        ValueError: It is one of `REFUSED`.
+    """
+    if name in REFUSED:
+        raise ValueError(
+            f"{caller} cannot count the primitive {name!r} in the traced program. It "
+            f"counts {', '.join(KIND_OF)}; how much {name} moves is decided while the "
+            "program runs. Write the exchange with ppermute or all_to_all."
+        )
+
+
 def _walk(jaxpr: Any, place: _Place, devices: int) -> Iterator[CollectiveOp]:
     for position, equation in enumerate(jaxpr.eqns):
         name = equation.primitive.name.removesuffix("_start")
         here = replace(place, path=(*place.path, position))
-        if name in REFUSED:
-            raise ValueError(
-                f"analyze cannot count the primitive {name!r} in the traced program. "
-                f"It counts {', '.join(KIND_OF)}; how much {name} moves is decided "
-                "while the program runs. Write the exchange with ppermute or "
-                "all_to_all."
-            )
+        check_countable(name, "analyze")
         if name in KIND_OF:
             yield from _read(equation, KIND_OF[name], here)
             continue

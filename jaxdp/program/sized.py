@@ -12,7 +12,7 @@ from typing import Any
 from jaxdp.executor import accumulation_dtype
 from jaxdp.jaxprs import inner
 from jaxdp.primitive import collective_p
-from jaxdp.program.logical import KIND_OF
+from jaxdp.program.logical import KIND_OF, check_countable
 from jaxdp.schedule import Schedule, local_rows
 
 
@@ -62,15 +62,17 @@ def sized_collectives(jaxpr: Any) -> tuple[SizedCollective, ...]:
         jaxpr: Whose collectives each run over all devices.
 
     Raises:
-        ValueError: A collective in a `while_loop`, which may run any number of times,
-            or a native permute, which is no collective of all devices.
+        ValueError: A collective in a `while_loop`, which may run any number of times;
+            a native permute, which is no collective of all devices; or a primitive
+            whose bytes are not static.
     """
     return tuple(_walk(jaxpr, 1))
 
 
 def _walk(jaxpr: Any, count: int) -> Iterator[SizedCollective]:
     for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
+        name = eqn.primitive.name.removesuffix("_start")  # of asynchronous forms
+        check_countable(name, "sized_collectives")
         if name == collective_p.name:
             yield _ours(eqn, count)
         elif name in KIND_OF:

@@ -2,6 +2,13 @@
 
 `two_streams` pairs the devices of each process, `data_parallel` makes a training whose
 gradients are exchanged on one device of a pair while the other computes.
+
+Its modules:
+
+    meshes              two meshes, and arrays that cross between them
+    stages, plan        the gradient of one replica, cut where a bucket is full
+    programs            a stage, and the exchange of a bucket, compiled
+    trainer, training   steps that dispatch them
 """
 
 from jaxdp.streams.meshes import Streams as Streams

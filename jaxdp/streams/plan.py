@@ -93,13 +93,7 @@ def plan(
         ValueError: The loss communicates.
     """
     (axis_name,) = streams.compute.axis_names
-    body = jax.shard_map(
-        trainer.replica.contribution,
-        mesh=streams.compute,
-        in_specs=trainer.specs,
-        out_specs=P(),
-        check_vma=False,  # see jaxdp.trainer
-    )
+    body = trainer.on_replicas(trainer.replica.contribution, P())
     program, shapes = jax.make_jaxpr(body, return_shape=True)(state, batch)
     if guard.talks_over(program, axis_name):
         raise ValueError(

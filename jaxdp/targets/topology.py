@@ -62,12 +62,16 @@ def shaped_as(given: Mesh, like: Mesh | AbstractMesh) -> Mesh:
 
 
 def _check_sizes(caller: str, devices: int, hosts: int) -> None:
-    if devices < 1 or hosts < 1 or devices % hosts:
-        up = math.ceil(max(devices, 1) / max(hosts, 1)) * max(hosts, 1)
+    if devices < 1 or hosts < 1:
+        raise ValueError(
+            f"{caller} got devices={devices} and hosts={hosts}. Both are numbers of at "
+            f"least 1. Use devices={max(devices, 1)} and hosts={max(hosts, 1)}."
+        )
+    if devices % hosts:
         raise ValueError(
             f"{caller} got devices={devices} and hosts={hosts}. All hosts have "
-            f"equally many devices, at least 1: {devices} is no multiple of {hosts}. "
-            f"Use devices={up}, or another number of hosts."
+            f"equally many devices: {devices} is no multiple of {hosts}. Use "
+            f"devices={math.ceil(devices / hosts) * hosts}, or another number of hosts."
         )
 
 

@@ -49,6 +49,7 @@ function choose(id, devices, done = 0) {
 function price() {
   frames = framesOf(schedule, state.size, state.machine);
   find("size-text").textContent = bytesText(state.size);
+  find("size").setAttribute("aria-valuetext", bytesText(state.size));
   const rivals = data.algorithms.filter(({ collective }) => collective === state.algorithm.collective);
   const given = [rivals, state.algorithm, state.devices, state.size, state.machine];
   costs.rivals(...given, (id) => { pause(); choose(id, state.devices); });

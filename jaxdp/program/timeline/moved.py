@@ -19,7 +19,7 @@ from jaxdp.program.hlo.opcodes import target_of
 from jaxdp.program.hlo.shapes import Array, arrays, quote
 from jaxdp.program.timeline.demand import TAKES, UPDATES, elements_needed
 
-_PIECE = re.compile(r"[a-z]\w*\[[^\]]*\](?:\{[^}]*\})?")
+_ONE_ARRAY = re.compile(r"[a-z]\w*\[[^\]]*\](?:\{[^}]*\})?")
 _SPACE = re.compile(r"\{[^}]*S\((\d+)\)")
 _DEVICE, _HOST = "0", "5"
 # An element of the result is an element of the operand.
@@ -112,16 +112,16 @@ def _written_by_root(
     module: Module, inner: Computation, root: Instruction, shape: str
 ) -> int:
     """What a fusion writes; its own shape says where the results lie."""
-    pieces = _PIECE.findall(shape)
+    shapes = _ONE_ARRAY.findall(shape)
     results = [root]
     if root.opcode == "tuple":
         results = [_operand(inner, name, root) for name in root.operands]
-    if len(pieces) != len(results):  # a fusion inside gives several
+    if len(shapes) != len(results):  # a fusion inside gives several
         return device_bytes(shape, root.line)
     size = 0
-    for piece, result in zip(pieces, results, strict=True):
+    for each, result in zip(shapes, results, strict=True):
         made = _behind(inner, result)
-        whole = device_bytes(piece, root.line)
+        whole = device_bytes(each, root.line)
         if made.opcode in UPDATES and _is_given(inner, made):
             whole = min(whole, _written(module, inner, made))
         size += whole
@@ -168,14 +168,14 @@ def _device_arrays(shape: str, line: str) -> tuple[Array, ...]:
 @functools.lru_cache(maxsize=4096)
 def _in_device(shape: str) -> tuple[Array, ...]:
     spaces = [
-        (match[1] if (match := _SPACE.search(piece)) else _DEVICE, piece)
-        for piece in _PIECE.findall(shape)
+        (match[1] if (match := _SPACE.search(each)) else _DEVICE, each)
+        for each in _ONE_ARRAY.findall(shape)
     ]
     if any(space == _HOST for space, _ in spaces):
         raise LookupError(shape)
     return tuple(
         array
-        for space, piece in spaces
+        for space, each in spaces
         if space == _DEVICE
-        for array in arrays(piece, piece)
+        for array in arrays(each, each)
     )

@@ -38,8 +38,11 @@ class Unit:
 
     Attributes:
         op: Number of the collective in its program.
+        kind: As of `CollectiveOp`.
+        members: Its groups or pairs, in no order.
         array: What a device puts in.
         scope: See `scope_of`.
+        combined: Whether the collective has other arrays too.
         left: How many of its runs are not matched yet.
     """
 
