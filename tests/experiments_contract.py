@@ -11,6 +11,7 @@ import pytest
 
 from experiments.harness import command, devices, registry
 from experiments.harness.result import Document, Result
+from experiments.site import measures
 
 # They run in their own tests, `experiments_NAME_test.py`, which look at more.
 _OWN = (
@@ -90,6 +91,9 @@ def check_format(folder: pathlib.Path, document: Document) -> None:
     assert all(
         rows and isinstance(rows[0], dict) for rows in document["tables"].values()
     )
+    for source in measures.read_from(name):  # by the report's overview
+        rows = document["tables"][source.table]
+        assert any(source.value in row for row in rows), source
 
 
 def check_claims(document: Document, claims: dict[str, str]) -> None:
