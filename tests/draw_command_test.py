@@ -161,7 +161,7 @@ def test_the_list_has_every_algorithm(capsys):
     [
         (("rng",), "Did you mean 'ring'?"),
         (("hierarchical", "--devices", 3), "Choose 2 or 4."),
-        (("ring", "--devices", 0), "between 1 and 32"),
+        (("ring", "--devices", 0), "between 1 and 16"),
         (("ring", "--out", "ring.jpg"), "name the file ring.html"),
         (("ring", "--out", "ring"), "suffix is ''"),
         (("ring", "--out", "nowhere/ring.html"), "mkdir -p nowhere"),

@@ -256,8 +256,8 @@ def test_an_unknown_name_lists_all_and_the_nearest():
 @pytest.mark.parametrize(
     ("name", "devices", "message"),
     [
-        ("ring", 0, r"0 devices for ring.*between 1 and 32"),
-        ("ring", 33, r"33 devices for ring.*between 1 and 32"),
+        ("ring", 0, r"0 devices for ring.*between 1 and 16"),
+        ("ring", 17, r"17 devices for ring.*between 1 and 16"),
         ("hierarchical", 5, r"5 devices.*an even number.*Choose 4 or 6"),
         ("sharded_servers", 1, r"1 devices.*at least 2.*Choose 2"),
     ],

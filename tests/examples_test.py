@@ -62,7 +62,7 @@ def test_linen_resnet():
 
 def test_char_transformer(capsys):
     module = script("char_transformer")
-    found = module.main(steps=50, blocks=2)
+    found = module.main(steps=50, blocks=2, devices=4)
     frequencies = np.bincount(module.load_text()[:, 0]) / len(module.load_text())
     kept = frequencies[frequencies > 0]
     entropy = -np.sum(kept * np.log(kept))  # who knows nothing but frequencies

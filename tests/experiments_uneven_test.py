@@ -9,7 +9,6 @@ from chex import assert_trees_all_equal
 
 import jaxdp
 from experiments import uneven
-from experiments.harness import show
 from experiments.parts import uneven_mistakes as mistakes
 from experiments.parts import uneven_net as net
 from experiments.parts import uneven_runs as runs
@@ -110,11 +109,6 @@ def test_figures_show_every_number(found):
     drawn = {float(line.get_xdata()[0]) for line in axes.lines}
     for row in found.tables["masks_left_out"]:
         assert {value for value in row.values() if isinstance(value, float)} <= drawn
-
-
-def test_tables_can_be_shown(found):
-    for name, rows in found.tables.items():
-        show.table(name, rows)
 
 
 @pytest.mark.parametrize(

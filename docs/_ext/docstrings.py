@@ -25,7 +25,8 @@ def fields(lines: list[str]) -> list[str]:
     for line in lines:
         if found := FIELD.fullmatch(line):
             result += [] if not result or not result[-1] else [""]
-            line, inside = f":{found[1]}: {found[2]}", True
+            text = found[2][0].upper() + found[2][1:]
+            line, inside = f":{found[1]}: {text}", True
         elif inside and line.strip():
             line = f"    {line.strip()}"
         else:

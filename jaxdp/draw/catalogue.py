@@ -8,7 +8,7 @@ from collections.abc import Callable
 from jaxdp.algorithms import SCHEDULES, hierarchical, sharded_servers
 from jaxdp.schedule import Schedule
 
-MOST = 32  # devices; more are too many cells for a page or a picture
+MOST = 16  # devices; more are too many cells for a page or a picture
 TWO = 2  # hosts and servers, where the algorithm has some
 
 

@@ -76,7 +76,7 @@ def frames(
             *(moved.sent_bytes, moved.received_bytes),
             time_s(so_far, elements, ITEMSIZE, machine),
             sentences.true_now(before, now),
-            *(sentences.doing(now) if now.arrows else ()),
+            *(sentences.doing(now) if done < len(schedule.rounds) else ()),
         )
         result.append(frame)
         before = now

@@ -146,7 +146,8 @@ def _draw_packet(
     style = "round,pad=0.28" if label else "circle,pad=0.2"
     box = {"boxstyle": style, "facecolor": face, "edgecolor": INK, "linewidth": 0.7}
     color = "white" if face == COMPLETE else INK
-    page.text(x, y, label or " ", 7.5, weight="bold", color=color, bbox=box)
+    size = 7.5 if label else 4
+    page.text(x, y, label or " ", size, weight="bold", color=color, bbox=box)
 
 
 def _label(chunks: Sequence[int]) -> str:

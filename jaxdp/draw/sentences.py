@@ -17,6 +17,8 @@ def doing(panel: Panel) -> tuple[str, str]:
         Who sends how much to whom; and which chunks those are, or "" where the first
         part says it. Who works a schedule out by hand reads the first part only.
     """
+    if not panel.arrows:
+        return "Nothing is sent.", ""
     groups: dict[str, list[Arrow]] = {}
     for arrow in panel.arrows:
         groups.setdefault(arrow.op, []).append(arrow)

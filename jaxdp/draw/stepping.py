@@ -157,7 +157,7 @@ def _described(schedule: Schedule, hosts: int = 1) -> dict[str, Any]:
             true_now(before, now)
             for before, now in zip((None, *panels), panels, strict=False)
         ],
-        "next": [doing(panel) for panel in panels if panel.arrows],
+        "next": [doing(panel) for panel in panels[:-1]],
         "points": [_rounded(point) for point in placed.points],
         "links": [[at.source, at.target, *_rounded(at.over)] for at in placed.links],
         "groups": placed.groups,

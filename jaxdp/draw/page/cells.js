@@ -65,6 +65,8 @@ class CellsView {
       sheet.style.setProperty(`--${name}`, `${size.toFixed(1)}px`);
     }
     const edge = this.table.getBoundingClientRect();
+    this.flights.setAttribute("width", edge.width);
+    this.flights.setAttribute("height", edge.height);
     this.boxes = this.cells.map((column) => column.map((button) => {
       const own = button.getBoundingClientRect();
       return { left: own.left - edge.left, top: own.top - edge.top, size: own.width };
@@ -175,9 +177,6 @@ class CellsView {
   }
 
   drawArrows() {
-    const { offsetWidth, offsetHeight } = this.table;
-    this.flights.setAttribute("width", offsetWidth);
-    this.flights.setAttribute("height", offsetHeight);
     const sends = this.secret ? [] : this.frame.sends;
     const landings = this.landings(sends);
     this.flights.replaceChildren(drawn("defs", {}, arrowhead("cell-head")),
