@@ -71,6 +71,10 @@ class Trainer:
         )
         self.jitted_init = jax.jit(self._init, out_shardings=sharding)
         platform = mesh.devices.flat[0].platform
+        # XLA's CPU devices of a process share threads, and a device that waits in a
+        # permute holds one: with many steps in flight none is left to send, and after
+        # a while XLA ends the process.
+        self.one_by_one = platform == "cpu" and len(mesh.local_devices) > 1
         self.jitted_step = jax.jit(
             self._step,
             donate_argnums=0,
@@ -114,6 +118,8 @@ class Trainer:
         batch = self.batches.placed(batch)
         if len(self.ranks) > 1:
             self._agree(state, batch)
+        if self.one_by_one:
+            jax.block_until_ready(state.step)
         return self.run_step(state, batch)
 
     def params(self, state: TrainState) -> PyTree:

@@ -33,6 +33,8 @@ class DataParallel(NamedTuple):
         init: `init(params, *, rng=None, model_state=None) -> TrainState`. Copies, so
             the caller's arrays survive.
         step: `step(state, batch) -> (TrainState, metrics)`. The state given is donated.
+            It returns while the devices compute; on several CPU devices of one process
+            it first waits for the step before, since they share threads.
         params: `params(state)`: a copy of the full parameters, on every device.
         model_state: `model_state(state)`: a copy of the model state that survives: with
             `model_state="per_replica"` that of the first replica.

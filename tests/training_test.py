@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp.training import DataParallel
+from jaxdp.training import DataParallel, trainer_of
 from tests import contract
 from tests.contract import DESIGNS, over_designs, over_kinds
 
@@ -333,3 +333,28 @@ def test_init_does_not_keep_the_callers_arrays():
     state = train.init(params)
     params["w"][:] = 7
     np.testing.assert_array_equal(train.params(state)["w"], [1, 1])
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_cpu_devices_that_share_threads_run_a_step_at_a_time(monkeypatch, count):
+    """Many steps in flight end the process; one device may have them."""
+    params = {"w": jnp.full((600, 600), 1e-3)}
+    train = jaxdp.data_parallel(
+        lambda params, x: jnp.mean((x @ params["w"] @ params["w"].T) ** 2),
+        optax.sgd(1e-6),
+        jaxdp.data_mesh(count),
+    )
+    trainer = trainer_of(train, "test", "")
+    run_step, were_done = trainer.run_step, []
+
+    def noted(state, batch):
+        were_done.append(state.step.is_ready())
+        return run_step(state, batch)
+
+    x = jaxdp.shard_batch(np.ones((4800, 600), np.float32), trainer.mesh)
+    state, _ = train.step(train.init(params), x)
+    monkeypatch.setattr(trainer, "run_step", noted)
+    for _ in range(4):
+        state, metrics = train.step(state, x)
+    assert all(were_done) == (count > 1)
+    assert np.isfinite(metrics["loss"])
