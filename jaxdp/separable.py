@@ -44,7 +44,7 @@ def mixing_of_optimizer(
 
     small = [tree(0), *(tree(i, scale) for i, scale in enumerate(SCALES, 1))]
     small.append(tree(len(small), bad=True))
-    return _mixing(updates, small, [params] * 2, parts)
+    return _mixing(updates, small, [params] * 2, parts, several=True)
 
 
 def mixing_of_aggregate(
@@ -82,8 +82,13 @@ def _mixing(
     true: PyTree,
     parts: int,
     leading: tuple[int, ...] = (),
+    several: bool = False,
 ) -> str | None:
-    """Compares the results of the whole with those of its halves."""
+    """Compares the results of the whole with those of its halves.
+
+    If there are `several` results, they are a list, and a leaf is named without its
+    place in that.
+    """
     function = jax.jit(function)
     trees = [small, *(_half(small, half, len(leading)) for half in (0, 1))]
     try:
@@ -98,7 +103,8 @@ def _mixing(
         together = np.concatenate(pieces, -1) if leaf.ndim else pieces[0]
         tolerance = 64 * float(jnp.finfo(leaf.dtype).eps)
         if not np.allclose(together, leaf, tolerance, 0, equal_nan=True):
-            return f"an element of {jax.tree_util.keystr(path)} depends on others"
+            name = jax.tree_util.keystr(path[several:])
+            return f"an element of {name or 'the only leaf'} depends on others"
     shapes = [_true_shapes(true, count, leading) for count in (1, parts)]
     programs = [_operations(jax.make_jaxpr(function)(tree)) for tree in shapes]
     if programs[0] != programs[1]:

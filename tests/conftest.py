@@ -35,13 +35,13 @@ hypothesis.settings.load_profile("jaxdp")
 # They start first, so that at the end no process waits long for another.
 COUNTING = {"replicated_watch_test"}  # counts all arrays that the process holds
 LONGEST = {
-    *("collectives_test", "ddp_torch_test", "designs_test", "experiments_memory_test"),
-    *("experiments_compression_test", "experiments_staleness_test"),
-    *("experiments_test", "launch_test", "processes_cases_test"),
-    *("processes_designs_test", "processes_torch_test", "program_verdict_test"),
-    *("readme_test", "replicated_torch_test", "server_torch_test"),
-    *("streams_bits_test", "torch_parity_test", "zero_partition_test"),
-    *("zero_torch_test",),
+    *("collectives_test", "ddp_torch_test", "designs_test", "experiments_gpu_test"),
+    *("experiments_compression_test", "experiments_memory_test"),
+    *("experiments_overlap_test", "experiments_staleness_test", "experiments_test"),
+    *("launch_test", "processes_cases_test", "processes_designs_test"),
+    *("processes_torch_test", "program_exact_test", "readme_test"),
+    *("replicated_torch_test", "server_torch_test", "torch_parity_test"),
+    *("zero_partition_test", "zero_torch_test"),
 }
 
 

@@ -25,7 +25,7 @@ from jaxdp.schedule import Schedule, bundles
 from jaxdp.targets.hardware import Hardware
 
 PARTS = pathlib.Path(__file__).with_name("page")
-SCRIPTS = ("model.js", "links.js", "cells.js", "costs.js", "hand.js", "page.js")
+SCRIPTS = "model links flights cells costs hand page controls"  # in this order
 DEVICES = (*range(1, 9), 16)  # that the reader can choose
 TITLE = "Step through a collective"
 SHARED = ("starts", "ways", "phases", "points", "links", "groups")
@@ -97,7 +97,10 @@ def page(
         "home": f'<a class="home" href="{html.escape(home)}">Back</a>' if home else "",
         "style": (PARTS / "page.css").read_text(encoding="utf-8"),
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
-        "script": "\n".join((PARTS / s).read_text(encoding="utf-8") for s in SCRIPTS),
+        "script": "\n".join(
+            (PARTS / f"{name}.js").read_text(encoding="utf-8")
+            for name in SCRIPTS.split()
+        ),
     }
     template = (PARTS / "page.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda part: parts[part[1]], template)

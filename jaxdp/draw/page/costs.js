@@ -11,7 +11,8 @@ class CostsView {
   update(frames, done) {
     const [now, end] = [frames[done], frames[frames.length - 1]];
     this.find("clock").textContent = secondsText(now.clock);
-    this.find("clock-of").textContent = `of ${secondsText(end.clock)}, ${roundsText(frames.length - 1)}`;
+    this.find("clock-of").textContent =
+      `of ${secondsText(end.clock)}, ${roundsText(frames.length - 1)}`;
     this.timeline(frames, done);
     const most = Math.max(...end.sent, ...end.received);
     const moved = end.sent.includes(most) ? "sent" : "received";
@@ -22,30 +23,56 @@ class CostsView {
     this.bytes(now, end, most);
   }
 
-  timeline(frames, done) { // a part for every round, as wide as it is long
+  // A part for every round, as wide as it is long.
+  timeline(frames, done) {
     const total = frames[frames.length - 1].clock;
-    this.find("timeline").replaceChildren(...frames.slice(1).map((frame, i) => {
-      const part = tagged("i", { className: i < done ? "past" : "" });
-      part.style.flexGrow = total ? (frame.clock - frames[i].clock) / total : 1;
-      return part;
-    }));
+    this.find("timeline").replaceChildren(
+      ...frames.slice(1).map((frame, i) => {
+        const part = tagged("i", { className: i < done ? "past" : "" });
+        part.style.flexGrow = total ? (frame.clock - frames[i].clock) / total : 1;
+        return part;
+      }),
+    );
   }
 
   bytes(now, end, most) {
     const bar = (kind, moved, total) => {
       const part = (className, bytes) => {
         const filled = tagged("i", { className });
-        filled.style.width = `${most ? 100 * bytes / most : 0}%`;
+        filled.style.width = `${most ? (100 * bytes) / most : 0}%`;
         return filled;
       };
-      return tagged("span", { className: `bar ${kind}` }, part("rest", total), part("moved", moved));
+      return tagged(
+        "span",
+        { className: `bar ${kind}` },
+        part("rest", total),
+        part("moved", moved),
+      );
     };
-    const rows = now.sent.map((sent, device) => tagged("div", {}, tagged("b", {}, String(device)),
-      tagged("span", { className: "pair" }, bar("sent", sent, end.sent[device]),
-        bar("received", now.received[device], end.received[device])),
-      tagged("span", { className: "number" }, bytesText(sent), tagged("br"), bytesText(now.received[device]))));
-    const words = now.sent.map((sent, device) =>
-      `device ${device} sent ${bytesText(sent)} and received ${bytesText(now.received[device])}`);
+    const rows = now.sent.map((sent, device) =>
+      tagged(
+        "div",
+        {},
+        tagged("b", {}, String(device)),
+        tagged(
+          "span",
+          { className: "pair" },
+          bar("sent", sent, end.sent[device]),
+          bar("received", now.received[device], end.received[device]),
+        ),
+        tagged(
+          "span",
+          { className: "number" },
+          bytesText(sent),
+          tagged("br"),
+          bytesText(now.received[device]),
+        ),
+      ),
+    );
+    const words = now.sent.map(
+      (sent, device) =>
+        `device ${device} sent ${bytesText(sent)} and received ${bytesText(now.received[device])}`,
+    );
     this.find("bytes").replaceChildren(...rows);
     this.find("bytes").setAttribute("aria-label", words.join("; "));
   }
@@ -53,39 +80,73 @@ class CostsView {
   // Seconds against bytes, both in powers of two: flat where latency is what costs.
   curves(algorithms, chosen, devices, sizeBytes, machine) {
     const sizes = [...Array(9).keys()].map((i) => SMALLEST * 16 ** i);
-    const clocks = algorithms.filter((other) => other.schedules[devices]).map((other) => {
-      const seconds = sizes.map((bytes) => clockOf(other.schedules[devices], bytes, machine));
-      return { chosen: other === chosen, seconds };
-    }).sort((a, b) => a.chosen - b.chosen);
-    const all = clocks.flatMap(({ seconds }) => seconds).filter((s) => s > 0).map(Math.log2);
+    const clocks = algorithms
+      .filter((other) => other.schedules[devices])
+      .map((other) => {
+        const seconds = sizes.map((bytes) => clockOf(other.schedules[devices], bytes, machine));
+        return { chosen: other === chosen, seconds };
+      })
+      .sort((a, b) => a.chosen - b.chosen);
+    const all = clocks
+      .flatMap(({ seconds }) => seconds)
+      .filter((s) => s > 0)
+      .map(Math.log2);
     const [low, high] = [Math.min(...all), Math.max(...all)];
-    const place = (bytes, seconds) => [
-      100 * Math.log2(bytes / SMALLEST) / 32, 52 - 48 * (Math.log2(seconds) - low) / (high - low || 1)];
-    const curve = (seconds) => seconds.map((s, i) => place(sizes[i], s).map((v) => v.toFixed(2)).join(" ")).join(" L");
-    const x = place(sizeBytes, 1)[0];
-    this.find("curves").replaceChildren(...(all.length ? [
-      drawn("path", { d: `M${x} 0 V56`, class: "here" }),
-      ...clocks.map(({ chosen: own, seconds }) => drawn("path", { d: `M${curve(seconds)}`, class: own ? "own" : "" })),
-    ] : []));
+    const across = (bytes) => (100 * Math.log2(bytes / SMALLEST)) / 32;
+    const down = (s) => 52 - (48 * (Math.log2(s) - low)) / (high - low || 1);
+    const point = (s, i) => `${across(sizes[i]).toFixed(2)} ${down(s).toFixed(2)}`;
+    const curve = (seconds) => `M${seconds.map(point).join(" L")}`;
+    this.find("curves").replaceChildren(
+      ...(all.length
+        ? [
+            drawn("path", { d: `M${across(sizeBytes)} 0 V56`, class: "here" }),
+            ...clocks.map(({ chosen: own, seconds }) =>
+              drawn("path", { d: curve(seconds), class: own ? "own" : "" }),
+            ),
+          ]
+        : []),
+    );
   }
 
   // Other algorithms for the same collective, the quickest first.
   rivals(algorithms, chosen, devices, sizeBytes, machine, choose) {
-    const rows = algorithms.filter((other) => other.schedules[devices])
+    const rows = algorithms
+      .filter((other) => other.schedules[devices])
       .map((other) => {
         const schedule = other.schedules[devices];
-        return { other, clock: clockOf(schedule, sizeBytes, machine), rounds: schedule.rounds.length };
-      }).sort((a, b) => a.clock - b.clock);
+        return {
+          other,
+          clock: clockOf(schedule, sizeBytes, machine),
+          rounds: schedule.rounds.length,
+        };
+      })
+      .sort((a, b) => a.clock - b.clock);
     const longest = Math.max(...rows.map((row) => row.clock));
-    this.find("rivals-title").textContent = `${chosen.collective} on ${devices} device${devices > 1 ? "s" : ""}`;
-    this.find("rivals").replaceChildren(tagged("tbody", {}, ...rows.map(({ other, clock, rounds }) => {
-      const name = tagged("button", { type: "button", className: "link", onclick: () => choose(other.id) }, other.label);
-      if (other === chosen) name.setAttribute("aria-current", "true");
-      const bar = tagged("i");
-      bar.style.width = `${longest ? 100 * clock / longest : 0}%`;
-      return tagged("tr", { className: other === chosen ? "chosen" : "" }, tagged("th", { scope: "row" }, name),
-        tagged("td", { className: "time" }, bar), tagged("td", { className: "number" }, secondsText(clock)),
-        tagged("td", { className: "number" }, roundsText(rounds)));
-    })));
+    this.find("rivals-title").textContent =
+      `${chosen.collective} on ${devices} device${devices > 1 ? "s" : ""}`;
+    this.find("rivals").replaceChildren(
+      tagged(
+        "tbody",
+        {},
+        ...rows.map(({ other, clock, rounds }) => {
+          const name = tagged(
+            "button",
+            { type: "button", className: "link", onclick: () => choose(other.id) },
+            other.label,
+          );
+          if (other === chosen) name.setAttribute("aria-current", "true");
+          const bar = tagged("i");
+          bar.style.width = `${longest ? (100 * clock) / longest : 0}%`;
+          return tagged(
+            "tr",
+            { className: other === chosen ? "chosen" : "" },
+            tagged("th", { scope: "row" }, name),
+            tagged("td", { className: "time" }, bar),
+            tagged("td", { className: "number" }, secondsText(clock)),
+            tagged("td", { className: "number" }, roundsText(rounds)),
+          );
+        }),
+      ),
+    );
   }
 }

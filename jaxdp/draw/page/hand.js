@@ -11,7 +11,8 @@ class Hand {
     this.clear();
   }
 
-  restart() { // another schedule: what was known of the last one does not count
+  // Another schedule: what was known of the last one does not count.
+  restart() {
     this.right = new Set();
     this.tried = new Set();
     this.clear();
@@ -34,11 +35,13 @@ class Hand {
     this.done = done;
     const over = done === rounds;
     this.find("check").disabled = this.find("hint").disabled = over || this.checked;
-    this.find("question").textContent = over ? "Nothing is left to send: step back, or choose another algorithm."
-      : `Which cells will round ${done} change? Click a cell once if something is added or stored there, `
-        + "twice if that makes it complete.";
+    this.find("question").textContent = over
+      ? "Nothing is left to send: step back, or choose another algorithm."
+      : `Which cells will round ${done} change? Click a cell once if something is added or stored there, ` +
+        "twice if that makes it complete.";
     this.find("score").textContent = this.tried.size
-      ? `${this.right.size} of ${this.tried.size} rounds right at once` : "";
+      ? `${this.right.size} of ${this.tried.size} rounds right at once`
+      : "";
   }
 
   mark(cell) {
@@ -49,23 +52,31 @@ class Hand {
     else this.marks.delete(place);
     if (next) cell.dataset.mark = next;
     else delete cell.dataset.mark;
-    const said = { changes: "changes", complete: "becomes complete" }[next] || "does not change";
-    cell.setAttribute("aria-label", `${this.cells.words(Number(cell.dataset.device), Number(cell.dataset.chunk))}; marked: ${said}`);
+    const said =
+      { changes: "changes", complete: "becomes complete" }[next] || "does not change";
+    const words = this.cells.words(Number(cell.dataset.device), Number(cell.dataset.chunk));
+    cell.setAttribute("aria-label", `${words}; marked: ${said}`);
   }
 
   // Compares the marks with what will happen; returns whether all are right.
   check() {
     const places = new Set([...this.marks.keys(), ...this.changes.keys()]);
-    const wrong = [...places].filter((place) => this.marks.get(place) !== this.changes.get(place));
+    const wrong = [...places].filter(
+      (place) => this.marks.get(place) !== this.changes.get(place),
+    );
     for (const place of places) {
       const [device, chunk] = place.split(",");
       this.cells.cells[device][chunk].dataset.judged = wrong.includes(place)
-        ? (this.marks.has(place) ? "wrong" : "missed") : "right";
+        ? this.marks.has(place)
+          ? "wrong"
+          : "missed"
+        : "right";
     }
     if (!this.tried.has(this.done) && !wrong.length && !this.hinted) this.right.add(this.done);
     this.tried.add(this.done);
     this.checked = true;
-    this.find("verdict").textContent = wrong.length ? this.explained(wrong)
+    this.find("verdict").textContent = wrong.length
+      ? this.explained(wrong)
       : `Right: all ${this.changes.size} cells. Step forward to see it happen.`;
     this.find("verdict").className = wrong.length ? "no" : "yes";
     return !wrong.length;
@@ -74,7 +85,10 @@ class Hand {
   explained(wrong) {
     const said = wrong.slice(0, 3).map((place) => {
       const [device, chunk] = place.split(",");
-      const happens = { changes: "changes, but is not complete yet", complete: "becomes complete" }[this.changes.get(place)];
+      const happens = {
+        changes: "changes, but is not complete yet",
+        complete: "becomes complete",
+      }[this.changes.get(place)];
       return `Device ${device}, chunk ${chunk} ${happens || "does not change"}`;
     });
     const right = [...this.changes.keys()].filter((place) => !wrong.includes(place)).length;

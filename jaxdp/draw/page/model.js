@@ -11,11 +11,17 @@ function unpacked(schedule, shared) {
   const ways = part(schedule.ways);
   return {
     ...schedule,
-    ...Object.fromEntries(["starts", "phases", "points", "links", "groups"].map((name) => [name, part(schedule[name])])),
+    ...Object.fromEntries(
+      ["starts", "phases", "points", "links", "groups"].map((name) => [
+        name,
+        part(schedule[name]),
+      ]),
+    ),
     now: schedule.now.map(part),
     next: schedule.next.map((sentences) => sentences.map(part)),
     rounds: schedule.rounds.map((round) =>
-      round.map(([op, way, chunks]) => ({ op, pairs: ways[way], chunks }))),
+      round.map(([op, way, chunks]) => ({ op, pairs: ways[way], chunks })),
+    ),
   };
 }
 
@@ -23,18 +29,20 @@ function unpacked(schedule, shared) {
 function framesOf(schedule, sizeBytes, machine) {
   const chunkBytes = chunkBytesOf(schedule, sizeBytes);
   const held = Array.from({ length: schedule.devices }, (_, device) =>
-    schedule.starts.map((starts) => (starts.includes(device) ? [device] : [])));
+    schedule.starts.map((starts) => (starts.includes(device) ? [device] : [])),
+  );
   const sent = Array(schedule.devices).fill(0);
   const received = Array(schedule.devices).fill(0);
   const frames = [];
   let clock = 0;
-  const keep = (round) => frames.push({
-    held: held.map((row) => row.map((devices) => [...devices])),
-    sends: round ? sendsOf(round) : [],
-    sent: [...sent],
-    received: [...received],
-    clock,
-  });
+  const keep = (round) =>
+    frames.push({
+      held: held.map((row) => row.map((devices) => [...devices])),
+      sends: round ? sendsOf(round) : [],
+      sent: [...sent],
+      received: [...received],
+      clock,
+    });
   for (const round of schedule.rounds) {
     keep(round);
     for (const { source, target } of sendsOf(round)) {
@@ -52,7 +60,9 @@ function framesOf(schedule, sizeBytes, machine) {
 function sendsOf(round) {
   return round.flatMap(({ op, pairs, chunks }) =>
     chunks.flatMap((row) =>
-      row.map((chunk, i) => ({ source: pairs[i][0], target: pairs[i][1], chunk, op }))));
+      row.map((chunk, i) => ({ source: pairs[i][0], target: pairs[i][1], chunk, op })),
+    ),
+  );
 }
 
 // All send what they held before the round.
@@ -68,7 +78,10 @@ function apply(round, held) {
 // What all rounds take.
 function clockOf(schedule, sizeBytes, machine) {
   const chunkBytes = chunkBytesOf(schedule, sizeBytes);
-  return schedule.rounds.reduce((sum, round) => sum + roundSeconds(round, chunkBytes, machine), 0);
+  return schedule.rounds.reduce(
+    (sum, round) => sum + roundSeconds(round, chunkBytes, machine),
+    0,
+  );
 }
 
 // Buffers are padded to whole chunks.
@@ -101,9 +114,11 @@ function bundleSeconds(pairs, bytes, machine) {
   for (const [source, target] of pairs) {
     const inside = host(source) === host(target);
     const link = inside ? machine.link : machine.network;
-    const sharing = link.shared && !inside
-      ? Math.max(leaving.get(host(source)), entering.get(host(target))) : 1;
-    const seconds = link.alpha_s + sharing * bytes / link.bytes_per_s;
+    const sharing =
+      link.shared && !inside
+        ? Math.max(leaving.get(host(source)), entering.get(host(target)))
+        : 1;
+    const seconds = link.alpha_s + (sharing * bytes) / link.bytes_per_s;
     for (const device of [source, target]) {
       busy.set(device, Math.max(busy.get(device) || 0, seconds));
     }
@@ -115,15 +130,18 @@ function bundleSeconds(pairs, bytes, machine) {
 function changesOf(schedule, frames, done) {
   const changes = new Map();
   if (done + 1 >= frames.length) return changes;
-  frames[done + 1].held.forEach((row, device) => row.forEach((devices, chunk) => {
-    if (devices.join() === frames[done].held[device][chunk].join()) return;
-    const complete = devices.length === schedule.starts[chunk].length;
-    changes.set(`${device},${chunk}`, complete ? "complete" : "changes");
-  }));
+  frames[done + 1].held.forEach((row, device) =>
+    row.forEach((devices, chunk) => {
+      if (devices.join() === frames[done].held[device][chunk].join()) return;
+      const complete = devices.length === schedule.starts[chunk].length;
+      changes.set(`${device},${chunk}`, complete ? "complete" : "changes");
+    }),
+  );
   return changes;
 }
 
-function shown(value) { // three digits, and no more zeros than needed
+// Three digits, and no more zeros than needed.
+function shown(value) {
   return Number(value.toPrecision(3));
 }
 
@@ -138,7 +156,12 @@ function bytesText(bytes) {
 }
 
 function secondsText(seconds) {
-  const units = [["s", 1], ["ms", 1e-3], ["µs", 1e-6], ["ns", 1e-9]];
+  const units = [
+    ["s", 1],
+    ["ms", 1e-3],
+    ["µs", 1e-6],
+    ["ns", 1e-9],
+  ];
   if (!seconds) return "0 µs";
   const [unit, size] = units.find(([, least]) => shown(seconds / least) >= 1) || units[3];
   return `${shown(seconds / size)} ${unit}`;
@@ -148,7 +171,8 @@ function roundsText(count) {
   return `${count} round${count === 1 ? "" : "s"}`;
 }
 
-function listed(numbers, one) { // "devices 0, 2 and 3"
+// "devices 0, 2 and 3".
+function listed(numbers, one) {
   const names = numbers.map(String);
   const last = names.pop();
   if (!names.length) return `${one} ${last}`;
