@@ -67,6 +67,7 @@ class Config(harness.Config):
 
     devices: int = 4  # that train the digits
     most: int = 64  # devices of the largest program, of 1, 2, 8 and 64
+    least: int = 1  # of the smallest
     models: Literal["both", "resnet", "transformer"] = "both"
     epochs: int = 5  # passes over the digits
     repeats: int = timing.REPEATS  # timed steps of each stage
@@ -84,6 +85,18 @@ class Config(harness.Config):
                 "--devices 4, for example."
             )
 
+        if self.least > self.most:
+            raise ValueError(
+                f"--least got {self.least} and --most {self.most}. The smallest "
+                "program has no more devices than the largest: use --least 1 --most "
+                "64, for example."
+            )
+
+    def numbers(self, most: int) -> list[int]:
+        """Devices of the programs: one at least, whatever is asked for."""
+        found = [n for n in COUNTS if n <= most]
+        return [n for n in found if n >= self.least] or found[-1:]
+
     def where(self) -> str:
         """Says what programs are for, and what trains."""
         here = super().where()
@@ -96,7 +109,7 @@ def run(config: Config) -> Result:
     """Answers the question."""
     target = None if config.tiny else devices.compiler(steps.TARGET)
     most = config.most if target else min(config.most, config.devices)
-    numbers = TINY if config.tiny else [n for n in COUNTS if n <= most]
+    numbers = TINY if config.tiny else config.numbers(most)
     where = f"for {'H100 GPUs' if target else 'the devices at hand'}"
     found = compiled(config, numbers, target)
     held, sent = tables.held(found, where), tables.sent(found, where)
@@ -114,7 +127,7 @@ def run(config: Config) -> Result:
         programs={
             f"{step.model}, stage {step.stage}, N = {step.devices}": step.program
             for step in found
-            if step.devices == max(n for n in numbers if n <= SHOWN)
+            if step.devices == max([n for n in numbers if n <= SHOWN] or numbers)
         },
     )
 

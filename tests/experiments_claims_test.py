@@ -115,7 +115,10 @@ def test_current_results_are_read_and_others_made(tmp_path, ran):
     made = {job.name: job for job in taken}
     assert [*made] == ["zero", "compare", "dp", "errors"]  # the longest first
     where = ["--platform", "cpu", "--output", str(tmp_path)]
-    assert made["zero"].options == ["--most", "8", "--models", "resnet", *where]
+    assert made["zero"].options == [
+        *("--least", "8", "--most", "8", "--models", "resnet"),
+        *where,
+    ]
     assert made["zero"].log == tmp_path / "logs" / "zero.txt"
     said = found["zero"].claim("CB8")
     assert said and said["verdict"] == "partly" and not found["zero"].claim("CB7")

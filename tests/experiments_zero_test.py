@@ -176,3 +176,13 @@ def test_stage_3_for_h100_sends_what_formulas_say():
 def test_options_that_do_not_fit(given):
     with pytest.raises(ValueError, match=r"--most got \d+, --epochs \d+ and --devices"):
         zero.Config(**given).check()
+    with pytest.raises(ValueError, match="--least got 8 and --most 2"):
+        zero.Config(least=8, most=2).check()
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "numbers"),
+    [(1, 64, [1, 2, 8, 64]), (2, 8, [2, 8]), (8, 4, [2]), (9, 63, [8])],
+)
+def test_programs_are_for_the_devices_asked_for(least, most, numbers):
+    assert zero.Config(least=least).numbers(most) == numbers

@@ -62,7 +62,9 @@ SOURCES = {
     "staleness": Source(minutes=3),
     "traffic": Source(minutes=4, compiles=True),
     "zero": Source(
-        minutes=4, options=("--most", "8", "--models", "resnet"), compiles=True
+        minutes=4,
+        options=("--least", "8", "--most", "8", "--models", "resnet"),
+        compiles=True,
     ),
 }
 
