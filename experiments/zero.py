@@ -179,13 +179,14 @@ def time_steps(
 
 
 def draw(found: list[Step], where: str) -> "dict[str, Figure]":
-    """For each model: what a device holds by kind, and against N."""
+    """For each model: what a device holds by kind, and against several N."""
     drawn = {}
     for model in dict.fromkeys(step.model for step in found):
         own = [step for step in found if step.model == model]
         title = f"Memory of {model} by stage"
         shown = [step for step in own if step.devices in BARS]
         drawn[title] = figures.bars(title, shown, f"compiled {where}")
-        title = f"Memory of {model} against N"
-        drawn[title] = figures.against_n(title, own, f"compiled {where}")
+        if len({step.devices for step in own}) > 1:
+            title = f"Memory of {model} against N"
+            drawn[title] = figures.against_n(title, own, f"compiled {where}")
     return drawn

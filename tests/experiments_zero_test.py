@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from experiments import zero
@@ -186,3 +187,16 @@ def test_options_that_do_not_fit(given):
 )
 def test_programs_are_for_the_devices_asked_for(least, most, numbers):
     assert zero.Config(least=least).numbers(most) == numbers
+
+
+@pytest.mark.parametrize(("counts", "drawn"), [([8], 1), ([2, 8], 2)], ids=str)
+def test_memory_against_n_takes_several_n(counts, drawn):
+    found = [made_up(stage, n) for n in counts for stage in range(4)]
+    figures = zero.draw(found, "")
+    titles = ["Memory of net by stage", "Memory of net against N"]
+    assert [*figures] == [t.replace("net", found[0].model) for t in titles[:drawn]]
+    for figure in figures.values():
+        figure.draw_without_rendering()
+    if drawn == 2:
+        lines = figures[[*figures][1]].axes[0].get_lines()
+        assert [np.asarray(line.get_xdata()).tolist() for line in lines] == [counts] * 8

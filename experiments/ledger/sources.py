@@ -62,7 +62,7 @@ SOURCES = {
     "staleness": Source(minutes=3),
     "traffic": Source(minutes=4, compiles=True),
     "zero": Source(
-        minutes=4,
+        minutes=2.5,
         options=("--least", "8", "--most", "8", "--models", "resnet"),
         compiles=True,
     ),
