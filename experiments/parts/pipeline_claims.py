@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.harness.result import Claim, Rows, Verdict
+from experiments.ledger import catalogue
 
 ROUNDING = 1e-5  # of the largest gradient, in float32
 
@@ -26,8 +27,7 @@ def pipeline(bubbles: Rows, held: Rows, agreed: Rows, work: Rows, stages: int) -
     same = all(row["gradients apart"] < ROUNDING for row in agreed)
     return Claim(
         id="CB9",
-        claim="GPipe: micro-batches raise utilisation, re-materialization lowers "
-        "memory",
+        claim=catalogue.text("CB9"),
         expected=last["(P-1)/(M+P-1)"],
         measured=last["bubble"],
         unit=f"of all ticks are bubble, P = {stages}, M = {last['micro-batches']}",
