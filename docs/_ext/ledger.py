@@ -45,9 +45,11 @@ class Ledger(SphinxDirective):
 def _counts(rows: list[dict], document: dict) -> nodes.Node:
     """How many claims have which verdict, and in which version of the code."""
     found = collections.Counter(row["verdict"] for row in rows)
-    parts = [f"{count} {verdict}" for verdict, count in sorted(found.items())]
     commit = str(document["environment"].get("commit", ""))[:10]
-    text = f"Of {len(rows)} claims: {', '.join(parts)}. Measured at commit {commit}."
+    text = (
+        f"Of {len(rows)} claims {found['holds']} hold, {found['partly']} hold partly, and "
+        f"{found['refuted']} are refuted, measured at commit {commit}."
+    )
     if document["config"].get("tiny"):
         text += " This was the tiny form: numbers are those of small models."
     return _paragraph(text)
