@@ -47,8 +47,8 @@ def _counts(rows: list[dict], document: dict) -> nodes.Node:
     found = collections.Counter(row["verdict"] for row in rows)
     commit = str(document["environment"].get("commit", ""))[:10]
     text = (
-        f"Of {len(rows)} claims {found['holds']} hold, {found['partly']} hold partly, and "
-        f"{found['refuted']} are refuted, measured at commit {commit}."
+        f"Of {len(rows)} claims {found['holds']} hold, {found['partly']} hold partly, "
+        f"and {found['refuted']} are refuted, measured at commit {commit}."
     )
     if document["config"].get("tiny"):
         text += " This was the tiny form: numbers are those of small models."
