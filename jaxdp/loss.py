@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxdp import trees
 from jaxdp.executor import accumulation_dtype
 
 PyTree = Any
@@ -195,18 +196,38 @@ def check_loss(loss: Mean, aux: Aux, arguments: dict) -> None:
             "model_state= to train.init."
         )
     if aux.model_state is not None:
-        kept = [
-            (jax.tree.structure(tree), [jnp.shape(x) for x in jax.tree.leaves(tree)])
-            for tree in (aux.model_state, arguments["model_state"])
-        ]
-        if kept[0] != kept[1]:
-            shapes = [jax.tree.unflatten(*tree) for tree in kept]
-            raise ValueError(
-                f"loss_fn returned a model_state of shapes {shapes[0]}, and it "
-                f"received one of shapes {shapes[1]}. A step must return what it was "
-                "given. Return every leaf, changed or not."
-            )
+        _check_model_state(aux.model_state, arguments["model_state"])
     check_metrics(aux)
+
+
+def _check_model_state(returned: PyTree, received: PyTree) -> None:
+    """Checks that a step returns the leaves that it was given.
+
+    Raises:
+        ValueError: Names those that came, went or changed shape.
+    """
+    kinds = [jax.tree.structure(tree) for tree in (received, returned)]
+    before, now = (
+        {
+            trees.place(path, "model_state"): jnp.shape(leaf)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in (received, returned)
+    )
+    if kinds[0] == kinds[1] and before == now:
+        return
+    changes = [f"{name} is missing" for name in before if name not in now]
+    changes += [f"{name} is new" for name in now if name not in before]
+    changes += [
+        f"{name} had shape {before[name]} and has {shape}"
+        for name, shape in now.items()
+        if before.get(name, shape) != shape
+    ]
+    raise ValueError(
+        "loss_fn returned another model_state than it received: "
+        f"{', '.join(changes) or f'it was {kinds[0]} and is {kinds[1]}'}. A step must "
+        "return what it was given. Return every leaf, changed or not."
+    )
 
 
 def check_metrics(aux: Aux) -> None:

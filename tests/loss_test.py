@@ -1,5 +1,7 @@
 """What loss functions may return, and the refusals of everything else."""
 
+from collections import OrderedDict
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -161,15 +163,29 @@ STATE = {"a": np.zeros(2), "b": 1}
             jaxdp.Mean(1.0, 2.0),
             jaxdp.Aux(model_state={"a": np.zeros(2)}),
             {"model_state": STATE},
-            r"shapes \{'a': \(2,\)\}, and it received one of shapes .*'b': \(\)",
+            r"another model_state than it received: model_state\['b'\] is missing\. ",
             id="part-of-the-state",
         ),
         pytest.param(
             jaxdp.Mean(1.0, 2.0),
             jaxdp.Aux(model_state={**STATE, "a": np.zeros(3)}),
             {"model_state": STATE},
-            r"shapes \{'a': \(3,\).* received one of shapes \{'a': \(2,\)",
+            r"model_state\['a'\] had shape \(2,\) and has \(3,\)\. ",
             id="grown-state",
+        ),
+        pytest.param(
+            jaxdp.Mean(1.0, 2.0),
+            jaxdp.Aux(model_state={**STATE, "c": 2.0}),
+            {"model_state": STATE},
+            r"model_state\['c'\] is new\. ",
+            id="more-state",
+        ),
+        pytest.param(
+            jaxdp.Mean(1.0, 2.0),
+            jaxdp.Aux(model_state=OrderedDict(STATE)),
+            {"model_state": STATE},
+            r"it was PyTreeDef\(\{'a'.* and is PyTreeDef\(.*OrderedDict",
+            id="same-leaves-in-another-container",
         ),
         pytest.param(
             jaxdp.Mean(1.0, 2.0),

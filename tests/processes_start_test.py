@@ -51,7 +51,7 @@ def test_missing_ranks_are_named_to_those_who_came():
     heard = hold([(0, 4, ABOUT), (2, 4, ABOUT)], timeout_s=0.5)
     assert time.monotonic() - start < 5
     for rank, text in zip((0, 2), heard, strict=True):
-        assert f"rank {rank} of 4: rank 1, 3 did not come to 127.0.0.1:" in text
+        assert f"rank {rank} of 4: ranks 1, 3 did not come to 127.0.0.1:" in text
         assert "2 of 4 processes did" in text and "wait longer" in text
 
 

@@ -26,10 +26,10 @@ def _module(entry, *computations):
 
 
 def _work(line, shapes, *computations) -> Work:
-    """Of one instruction whose operands a, b, c have these shapes."""
+    """Of one instruction whose operands a, b, c, ... have these shapes."""
     given = [
         f"%{name} = {shape} parameter({place})"
-        for place, (name, shape) in enumerate(zip("abcd", shapes, strict=False))
+        for place, (name, shape) in enumerate(zip("abcde", shapes, strict=False))
     ]
     module = _module([*given, f"ROOT %it = {line}"], *computations)
     entry = module.computations["main"]
@@ -194,6 +194,10 @@ INDEX = "%i = s32[] parameter(1)"
 ROW = "%u = f32[1,64]{1,0} parameter(2)"
 FUSION = " fusion(%a, %b, %c), kind=kLoop, calls=%f"
 SHAPES = ("f32[100,64]{1,0}", "s32[]", "f32[1,64]{1,0}")
+SCATTERED = (  # two arrays, indices, and an update of each array
+    *("f32[100,64]{1,0}", "bf16[100]{0}", "s32[3,1]{1,0}"),
+    *("f32[3,64]{1,0}", "bf16[3]{0}"),
+)
 ROW_BYTES, TABLE_BYTES = 4 * 64, 4 * 6400
 # Name: line, shapes of its operands, fused instructions; bytes.
 MOVED = {
@@ -224,6 +228,23 @@ MOVED = {
         ("f32[100,64]{1,0}", "s32[3,1]{1,0}", "f32[3,64]{1,0}"),
         (),
         3 * 3 * ROW_BYTES + 12,
+    ),
+    "scatter into two arrays": (  # each has an update of its own
+        "(f32[100,64]{1,0}, bf16[100]{0}) scatter(%a, %b, %c, %d, %e), to_apply=%add",
+        SCATTERED,
+        (),
+        3 * (3 * ROW_BYTES + 3 * 2) + 12,
+    ),
+    "fused scatter into two arrays": (
+        "(f32[100,64]{1,0}, bf16[100]{0}) fusion(%a, %b, %c, %d, %e), kind=kInput, "
+        "calls=%f",
+        SCATTERED,
+        (
+            *(f"%p{i} = {shape} parameter({i})" for i, shape in enumerate(SCATTERED)),
+            "ROOT %s = (f32[100,64]{1,0}, bf16[100]{0}) scatter(%p0, %p1, %p2, %p3, "
+            "%p4), to_apply=%add",
+        ),
+        3 * (3 * ROW_BYTES + 3 * 2) + 12,
     ),
     "fused slice": (
         "f32[1,64]{1,0}" + FUSION,

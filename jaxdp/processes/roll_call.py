@@ -147,8 +147,9 @@ def _missing(heard: list[Found], count: int, address: str) -> str:
     missing = sorted(set(range(count)) - {said["rank"] for said in heard})
     if not missing:
         return ""
+    ranks = "ranks" if len(missing) > 1 else "rank"
     return (
-        f"rank {', '.join(map(str, missing))} did not come to {address} in time; "
+        f"{ranks} {', '.join(map(str, missing))} did not come to {address} in time; "
         f"{len(heard)} of {count} processes did. All must be started with this "
         "address within timeout_s of each other. Start those too, or wait longer."
     )

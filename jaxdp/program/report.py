@@ -96,7 +96,7 @@ class ProgramReport:
     @cached_property
     def rounds(self) -> int:
         """Rounds of communication on the longest chain of collectives that wait."""
-        return critical_rounds(self._module("rounds"))
+        return critical_rounds(module_behind(self, "rounds"))
 
     def timeline(self, hardware: "Hardware | str") -> "Timeline":
         """When the program computes and communicates on some hardware, predicted.
@@ -106,7 +106,7 @@ class ProgramReport:
         """
         from jaxdp.program.timeline import replay
 
-        return replay(self._module("timeline"), hardware)
+        return replay(module_behind(self, "timeline"), hardware)
 
     def exposed_communication(self, hardware: "Hardware | str") -> float:
         """Seconds that communication adds to the program, predicted."""
@@ -148,21 +148,26 @@ class ProgramReport:
         """The summary."""
         return self.summary()
 
-    def _module(self, asked: str) -> hlo.Module:
-        """The parsed text.
-
-        Raises:
-            ValueError: The report was made by hand, without one.
-        """
-        if self.module is None:
-            raise ValueError(
-                f"report.{asked} got a report without a program: its module is None. "
-                "It reads the program's text. Make the report with jaxdp.analyze."
-            )
-        return self.module
-
     def _per_device(self, total: Mapping[int, int]) -> tuple[int, ...]:
         return tuple(total.get(device, 0) for device in range(self.devices))
+
+
+def module_behind(report: ProgramReport, asked: str) -> hlo.Module:
+    """The parsed text of a report.
+
+    Args:
+        report: Of any program.
+        asked: Which of its figures is read from the text, as errors call it.
+
+    Raises:
+        ValueError: The report was made by hand, without one.
+    """
+    if report.module is None:
+        raise ValueError(
+            f"report.{asked} got a report without a program: its module is None. "
+            "It reads the program's text. Make the report with jaxdp.analyze."
+        )
+    return report.module
 
 
 def analyze(compiled: Any, traced: Any = None) -> ProgramReport:

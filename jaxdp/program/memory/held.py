@@ -27,6 +27,7 @@ from jaxdp.program.hlo.shapes import Array, arrays
 from jaxdp.program.memory.live import Value, live_at_peak
 from jaxdp.program.memory.placed import KIND_OF_FIELD
 from jaxdp.program.memory.planned import Memory
+from jaxdp.program.report import module_behind
 from jaxdp.program.trained import check_step, trainer_behind
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def held(report: "ProgramReport", train: Any) -> Holdings:
         kind = _kind_of_argument(name)
         leaves[kind].append((_short(name), array.bytes))
         params += [_dims(array.dims)] if kind == "parameters" else []
-    alive = live_at_peak(report._module("held"))
+    alive = live_at_peak(module_behind(report, "held"))
     temporaries: dict[tuple[str, str], int] = defaultdict(int)
     for value in alive:
         temporaries[_kind_of(value, params), _name_of(value)] += value.nbytes
@@ -137,7 +138,7 @@ def held(report: "ProgramReport", train: Any) -> Holdings:
 
 def _arguments(report: "ProgramReport") -> Iterable[tuple[str, Array]]:
     """Names of the arguments as jit calls them, and what one device gets of each."""
-    module = report._module("held")
+    module = module_behind(report, "held")
     for one in module.computations[module.entry].values():
         if one.opcode == "parameter":
             name, _ = module.origin(one)

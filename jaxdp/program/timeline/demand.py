@@ -16,8 +16,16 @@ from jaxdp.program.hlo.opcodes import WITHOUT_OPERANDS
 from jaxdp.program.hlo.shapes import arrays
 
 TAKES = ("slice", "dynamic-slice", "gather")
-UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is the update
 _ANYWHERE = ("dynamic-slice", "gather")
+
+
+def updated(instruction: Instruction) -> int:
+    """How many arrays an instruction updates in place: its first operands, if any."""
+    if instruction.opcode == "dynamic-update-slice":
+        return 1
+    if instruction.opcode == "scatter":  # arrays, indices, and an update of each array
+        return len(instruction.operands) // 2
+    return 0
 
 
 def elements_needed(computation: Computation) -> Mapping[str, float]:
@@ -48,11 +56,12 @@ def _passed_on(
     instruction: Instruction, share: float, sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, float]]:
     """What an instruction needs of its operands for a share of its result."""
+    in_place = updated(instruction)
     for place, operand in enumerate(instruction.operands):
         if place == 0 and instruction.opcode in TAKES:
             yield operand, share * sizes[instruction.name]
-        elif place == 0 and instruction.opcode in UPDATES:
-            yield operand, 0.0  # it is updated in place
+        elif place < in_place:
+            yield operand, 0.0
         else:
             yield operand, share * sizes[operand]
 

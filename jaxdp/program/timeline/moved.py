@@ -17,7 +17,7 @@ import re
 from jaxdp.program.hlo import Computation, Instruction, Module, root_of
 from jaxdp.program.hlo.opcodes import target_of
 from jaxdp.program.hlo.shapes import Array, arrays, quote
-from jaxdp.program.timeline.demand import TAKES, UPDATES, elements_needed
+from jaxdp.program.timeline.demand import TAKES, elements_needed, updated
 
 _ONE_ARRAY = re.compile(r"[a-z]\w*\[[^\]]*\](?:\{[^}]*\})?")
 _SPACE = re.compile(r"\{[^}]*S\((\d+)\)")
@@ -78,8 +78,8 @@ def _taken(module: Module, user: Instruction) -> list[float]:
     taken = [math.inf] * len(user.operands)
     if user.opcode in TAKES:
         taken[0] = arrays(user.shape, user.line)[0].elements
-    elif user.opcode in UPDATES:
-        taken[0] = 0
+    elif in_place := updated(user):
+        taken[:in_place] = [0] * in_place
     elif user.opcode == "fusion":
         inner = called(module, user)
         needed = elements_needed(inner)
@@ -92,12 +92,15 @@ def _taken(module: Module, user: Instruction) -> list[float]:
 
 def _written(module: Module, computation: Computation, one: Instruction) -> int:
     """What an instruction writes: an update in place alone, or its whole result."""
-    if one.opcode in UPDATES:
-        update = _operand(computation, one.operands[UPDATES[one.opcode]], one)
-        (array,) = arrays(update.shape, one.line)
-        read_too = one.opcode == "scatter"  # it adds to what is there
-        in_place = _device_arrays(one.shape, one.line)
-        return (1 + read_too) * sum(array.elements * a.bits // 8 for a in in_place)
+    if in_place := updated(one):
+        scatter = one.opcode == "scatter"  # it adds to what is there, so it reads too
+        updates = one.operands[-in_place:] if scatter else one.operands[1:2]
+        size = 0
+        for name, shape in zip(updates, _ONE_ARRAY.findall(one.shape), strict=True):
+            (update,) = arrays(_operand(computation, name, one).shape, one.line)
+            there = _device_arrays(shape, one.line)
+            size += sum(update.elements * array.bits // 8 for array in there)
+        return (1 + scatter) * size
     if one.opcode == "fusion":
         inner = called(module, one)
         root = root_of(inner)
@@ -116,22 +119,26 @@ def _written_by_root(
     results = [root]
     if root.opcode == "tuple":
         results = [_operand(inner, name, root) for name in root.operands]
-    if len(shapes) != len(results):  # a fusion inside gives several
-        return device_bytes(shape, root.line)
+    if len(shapes) != len(results):  # a fusion or a scatter inside gives several
+        whole = device_bytes(shape, root.line)
+        if _is_in_place(inner, root):
+            whole = min(whole, _written(module, inner, root))
+        return whole
     size = 0
     for each, result in zip(shapes, results, strict=True):
         made = _behind(inner, result)
         whole = device_bytes(each, root.line)
-        if made.opcode in UPDATES and _is_given(inner, made):
+        if _is_in_place(inner, made):
             whole = min(whole, _written(module, inner, made))
         size += whole
     return size
 
 
-def _is_given(inner: Computation, update: Instruction) -> bool:
-    """Whether what is updated comes from outside, so that the update is in place."""
-    updated = _behind(inner, _operand(inner, update.operands[0], update))
-    return updated.opcode == "parameter"
+def _is_in_place(inner: Computation, one: Instruction) -> bool:
+    """Whether it is an update, and all that it updates comes from outside."""
+    arrays_updated = one.operands[: updated(one)]
+    made = [_behind(inner, _operand(inner, name, one)) for name in arrays_updated]
+    return bool(made) and all(each.opcode == "parameter" for each in made)
 
 
 def _behind(inner: Computation, instruction: Instruction) -> Instruction:
