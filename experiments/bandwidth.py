@@ -27,7 +27,7 @@ Expected numbers, for N hosts, Φ bytes and links of B bytes a second:
                   transfers of N servers.
   GatherToRoot    a step is the sum of computation and 2 (N - 1) Φ / B
   delay of 1      a step is the longer of computation and communication
-  in stages       hides more than half of the shorter one, as DDP does
+  in segments     hides more than half of the shorter one, as DDP does
 """
 
 import dataclasses

@@ -42,11 +42,11 @@ def test_the_bits_of_one_program(name):
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_a_stage_and_an_exchange_for_each_bucket(name):
+def test_a_segment_and_an_exchange_for_each_bucket(name):
     problem = found()[name]
     numbers = range(1, problem["buckets"] + 1)
     assert len(numbers) > 2
     assert problem["programs"] == [
-        *(f"{kind}_{i}" for i in numbers for kind in ("stage", "exchange")),
+        *(f"{kind}_{i}" for i in numbers for kind in ("segment", "exchange")),
         "update",
     ]

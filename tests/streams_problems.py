@@ -3,7 +3,7 @@
 As a script it prints, as JSON, for every problem what differs after three steps. It is
 run where XLA has no instruction that rounds a product and a sum once: for which pairs
 it uses one depends on what else is in the program. For the same reason no problem here
-has a transpose between two stages: layouts of matrices depend on it, too.
+has a transpose between two segments: layouts of matrices depend on it, too.
 """
 
 import itertools

@@ -54,7 +54,7 @@ def test_only_exchanges_communicate(algorithm):
         found = COLLECTIVE.findall(text)
         if not name.startswith("exchange"):
             assert not found, name
-            assert ("dot(" in text) == name.startswith("stage"), name
+            assert ("dot(" in text) == name.startswith("segment"), name
         elif algorithm == "ring":
             assert len(found) == len(permutes(text)) == 2 * (4 - 1)
             exchanged += sum(permute.nbytes for permute in permutes(text))
@@ -80,7 +80,7 @@ def test_one_program_and_two_streams_agree_within_rounding():
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-def test_each_stage_compiles_once(delay):
+def test_each_segment_compiles_once(delay):
     calls = []
 
     def loss_fn(params, batch):

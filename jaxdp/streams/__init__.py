@@ -6,8 +6,8 @@ gradients are exchanged on one device of a pair while the other computes.
 Its modules:
 
     meshes              two meshes, and arrays that cross between them
-    stages, plan        the gradient of one replica, cut where a bucket is full
-    programs            a stage, and the exchange of a bucket, compiled
+    segments, plan      the gradient of one replica, cut where a bucket is full
+    programs            a segment, and the exchange of a bucket, compiled
     trainer, training   steps that dispatch them
 """
 

@@ -1,4 +1,4 @@
-"""The gradient of one replica as stages, in the order of its buckets."""
+"""The gradient of one replica as segments, in the order of its buckets."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -19,9 +19,9 @@ from jaxdp.streams.programs import (
     Exchange,
     Layout,
     Packed,
-    stage_program,
+    segment_program,
 )
-from jaxdp.streams.stages import Flat, Stage, cut
+from jaxdp.streams.segments import Flat, Segment, cut
 from jaxdp.trainer import Trainer
 
 PyTree = Any
@@ -31,35 +31,35 @@ class Plan(NamedTuple):
     """What a step dispatches to make its averaged contribution.
 
     Attributes:
-        parts: Stages of the gradient with their programs, in order.
+        parts: Segments of the gradient with their programs, in order.
         layout: What their buckets hold.
         given: Numbers of the values that are leaves of the state and the batch.
     """
 
-    parts: tuple[tuple[Stage, Any], ...]
+    parts: tuple[tuple[Segment, Any], ...]
     layout: Layout
     given: tuple[int, ...]
 
     def __call__(self, state: TrainState, batch: PyTree, exchange: Exchange) -> Packed:
-        """Dispatches all stages, and behind each the exchanges of its buckets."""
+        """Dispatches all segments, and behind each the exchanges of its buckets."""
         values = self.values(state, batch)
         flats = []
-        for stage, program in self.parts:
-            made, written = program(*(values[number] for number in stage.reads))
+        for segment, program in self.parts:
+            made, written = program(*(values[number] for number in segment.reads))
             flats += [exchange(flat) for flat in made]
-            values.update(zip(stage.writes, written, strict=True))
-            for number in stage.spent:  # memory that the backward pass gives back
+            values.update(zip(segment.writes, written, strict=True))
+            for number in segment.spent:  # memory that the backward pass gives back
                 del values[number]
         return Packed(tuple(flats), self.layout)
 
     def lowered(self, state: TrainState, batch: PyTree, exchange: Exchange):
         """The programs by name, in the order in which a step dispatches them."""
         values, found, exchanges = self.values(state, batch), {}, itertools.count(1)
-        for i, (stage, program) in enumerate(self.parts, start=1):
-            given = [values[number] for number in stage.reads]
-            found[f"stage_{i}"] = program.lower(*given)
+        for i, (segment, program) in enumerate(self.parts, start=1):
+            given = [values[number] for number in segment.reads]
+            found[f"segment_{i}"] = program.lower(*given)
             made, written = jax.eval_shape(program, *given)
-            values.update(zip(stage.writes, written, strict=True))
+            values.update(zip(segment.writes, written, strict=True))
             for flat in made:
                 found[f"exchange_{next(exchanges)}"] = exchange.lower(flat)
         return found
@@ -76,18 +76,18 @@ class Plan(NamedTuple):
         return Packed(tuple(flats), self.layout)
 
     def values(self, state: TrainState, batch: PyTree) -> dict[int, Any]:
-        """What the first stage can read."""
+        """What the first segment can read."""
         return dict(zip(self.given, jax.tree.leaves((state, batch)), strict=True))
 
 
 def plan(
     trainer: Trainer, streams: Streams, delay: int, state: TrainState, batch: PyTree
 ) -> Plan:
-    """Traces the gradient of one replica and cuts it into stages.
+    """Traces the gradient of one replica and cuts it into segments.
 
-    Without delay there is one stage per bucket. With it a step's gradient travels while
-    the next computes, so there is one stage; loss and metrics travel alone and first,
-    since callers want them in the step itself.
+    Without delay there is one segment per bucket. With it a step's gradient travels
+    while the next computes, so there is one segment; loss and metrics travel alone and
+    first, since callers want them in the step itself.
 
     Raises:
         ValueError: The loss communicates.
@@ -98,8 +98,8 @@ def plan(
     if guard.talks_over(program, axis_name):
         raise ValueError(
             f"streams.data_parallel got a loss_fn that communicates over axis "
-            f"{axis_name!r}. Its stages run on the compute stream, which must not wait "
-            "for other devices. Remove the collective from loss_fn (axis_name= of "
+            f"{axis_name!r}. Its segments run on the compute stream, which must not "
+            "wait for other devices. Remove the collective from loss_fn (axis_name= of "
             "BatchNorm is one), or use jaxdp.data_parallel."
         )
     types, structure = jax.tree.flatten(shapes)
@@ -107,7 +107,7 @@ def plan(
     layout = Layout(structure, tuple(types), buckets, streams.compute.size)
     flat, given = _flat(program)
     together = [buckets] if delay else [(bucket,) for bucket in buckets]
-    stages = cut(flat, [sum(group, ()) for group in together])
+    segments = cut(flat, [sum(group, ()) for group in together])
     rows = set(given[len(jax.tree.leaves(state)) :])
 
     def lies(number):
@@ -116,10 +116,10 @@ def plan(
         return REPLICATED if number in given else REPLICA
 
     programs = [
-        stage_program(stage, layout, group, lies, streams)
-        for stage, group in zip(stages, together, strict=True)
+        segment_program(segment, layout, group, lies, streams)
+        for segment, group in zip(segments, together, strict=True)
     ]
-    return Plan(tuple(zip(stages, programs, strict=True)), layout, given)
+    return Plan(tuple(zip(segments, programs, strict=True)), layout, given)
 
 
 def _buckets(design: Design, shapes: Contribution, delay: int) -> tuple:

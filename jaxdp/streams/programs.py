@@ -1,4 +1,4 @@
-"""The programs of the two streams: stages of the gradient, and exchanges of buckets.
+"""The programs of the two streams: segments of the gradient, and exchanges of buckets.
 
 Values of one replica lie outside the programs as entry r of arrays `[N, ...]` that are
 split over the mesh. A bucket crosses between the streams as one flat array.
@@ -20,7 +20,7 @@ from jaxdp.designs.bucketed import Bucketed
 from jaxdp.executor import accumulation_dtype
 from jaxdp.loss import Contribution
 from jaxdp.streams.meshes import Streams, moved
-from jaxdp.streams.stages import Stage
+from jaxdp.streams.segments import Segment
 
 REPLICATED, ROWS, REPLICA = "replicated", "rows", "replica"  # how a value lies
 
@@ -83,37 +83,37 @@ class Packed:
         return self.layout.unpacked(self.flats)
 
 
-def stage_program(
-    stage: Stage,
+def segment_program(
+    segment: Segment,
     layout: Layout,
     buckets: Sequence[Sequence[int]],
     lies: Callable[[int], str],
     streams: Streams,
 ) -> Callable[..., tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]]:
-    """Compiles a stage for the compute stream.
+    """Compiles a segment for the compute stream.
 
     Args:
-        stage: The stage.
+        segment: The segment.
         layout: Of the contribution.
-        buckets: Those that the stage fills, of the layout.
+        buckets: Those that the segment fills, of the layout.
         lies: How a value lies on the mesh: the same everywhere, as rows of the batch,
             or as the value of each replica.
         streams: The meshes.
 
     Returns:
-        A jitted function of the values that the stage reads. It returns its buckets,
+        A jitted function of the values that the segment reads. It returns its buckets,
         `[N, elements]`, and the values that it writes, `[N, ...]`.
     """
     mesh = streams.compute
     (axis_name,) = mesh.axis_names
-    kinds = [lies(number) for number in stage.reads]
+    kinds = [lies(number) for number in segment.reads]
     specs = tuple(P() if kind == REPLICATED else P(axis_name) for kind in kinds)
 
     def body(*given):
         local = [
             x[0] if kind == REPLICA else x for x, kind in zip(given, kinds, strict=True)
         ]
-        results, writes = stage(local)
+        results, writes = segment(local)
         flats = []
         for bucket in buckets:
             flats.append(layout.packed(results[: len(bucket)], bucket))

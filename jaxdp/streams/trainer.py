@@ -93,7 +93,7 @@ class StreamTrainer:
         """The state before the first step."""
         if model_state is not None:
             raise ValueError(
-                "streams.data_parallel's init got a model_state. Its stages carry "
+                "streams.data_parallel's init got a model_state. Its segments carry "
                 "none: what becomes of it where replicas differ is a policy of "
                 "jaxdp.data_parallel. Use that, or put the statistics into Aux metrics."
             )

@@ -31,7 +31,7 @@ class StreamParallel(NamedTuple):
         params: `params(state)`: a copy of the parameters.
         flush: `flush(state) -> TrainState`. With a delay, applies the gradient still in
             flight, and donates the state; without, returns it.
-        lower: `lower(state, batch)`: every program of a step by name, "stage_1",
+        lower: `lower(state, batch)`: every program of a step by name, "segment_1",
             "exchange_1" and so on to "update", as a `jax.stages.Lowered`.
     """
 
@@ -54,8 +54,8 @@ def data_parallel(
 ) -> StreamParallel:
     """Makes a training program that communicates on devices of its own.
 
-    `delay=0`: the backward pass runs in stages, one program per bucket, and a bucket
-    travels while later stages compute (Li et al., VLDB 2020, section 3.2). Operations
+    `delay=0`: the backward pass runs in segments, one program per bucket, and a bucket
+    travels while later segments compute (Li et al., VLDB 2020, section 3.2). Operations
     and their order are those of `jaxdp.data_parallel` with a design of the same
     buckets; so are the bits, unless XLA compiles two operations differently together
     and apart: it may round a product and a sum once, or lay out a transpose otherwise.
@@ -69,7 +69,7 @@ def data_parallel(
     state, the same bits everywhere; communication devices hold buckets in transit.
 
     Cost: bytes and rounds of the algorithm; two copies of each bucket inside the
-    process. Values that cross from one stage to a later one live in memory between
+    process. Values that cross from one segment to a later one live in memory between
     them; with a delay, one set of averaged gradients more.
 
     Args:

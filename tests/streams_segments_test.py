@@ -1,4 +1,4 @@
-"""Cutting a traced program: what stages hold, pass on, and make together."""
+"""Cutting a traced program: what segments hold, pass on, and make together."""
 
 import itertools
 
@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
-from jaxdp.streams.stages import Flat, cut
+from jaxdp.streams.segments import Flat, cut
 
 
 def flat_of(function, *args):
@@ -17,13 +17,13 @@ def flat_of(function, *args):
     return Flat.of(closed.jaxpr, [None] * len(args), closed.consts)
 
 
-def evaluated(flat, stages, args):
-    """The results of all stages, group by group."""
+def evaluated(flat, segments, args):
+    """The results of all segments, group by group."""
     values, found = dict(zip(flat.given, args, strict=True)), []
-    for stage in stages:
-        results, writes = stage([values[number] for number in stage.reads])
-        values.update(zip(stage.writes, writes, strict=True))
-        for number in stage.spent:
+    for segment in segments:
+        results, writes = segment([values[number] for number in segment.reads])
+        values.update(zip(segment.writes, writes, strict=True))
+        for number in segment.spent:
             del values[number]
         found.append([np.asarray(x) for x in results])
     return found
@@ -38,11 +38,11 @@ def chain(x, y):
     return c, d * a
 
 
-def names(stage):
-    return [operation.eqn.primitive.name for operation in stage.operations]
+def names(segment):
+    return [operation.eqn.primitive.name for operation in segment.operations]
 
 
-def test_what_a_result_does_not_need_moves_to_a_later_stage():
+def test_what_a_result_does_not_need_moves_to_a_later_segment():
     flat = flat_of(chain, 1.0, 2.0)
     first, second = cut(flat, [[0], [1]])
     assert names(first) == ["sin", "mul"]
@@ -57,7 +57,7 @@ def test_what_a_result_does_not_need_moves_to_a_later_stage():
 @pytest.mark.parametrize(
     "groups", [[[0], [1]], [[1], [0]], [[0, 1]], [[1, 0]], [[0], [1], [0]]]
 )
-def test_stages_make_what_the_program_makes(groups):
+def test_segments_make_what_the_program_makes(groups):
     flat = flat_of(chain, 1.0, 2.0)
     found = evaluated(flat, cut(flat, groups), (0.3, 0.7))
     expected = chain(0.3, 0.7)
@@ -75,16 +75,18 @@ def test_nothing_is_computed_twice():
     x = np.ones((2, 3), np.float32)
     closed = jax.make_jaxpr(jax.grad(loss))(params, x)
     flat = Flat.of(closed.jaxpr, [None] * 5, closed.consts)
-    stages = cut(flat, [[3], [2], [0, 1]])
-    made = [o for s in stages for operation in s.operations for o in operation.outputs]
+    segments = cut(flat, [[3], [2], [0, 1]])
+    made = [
+        o for s in segments for operation in s.operations for o in operation.outputs
+    ]
     assert len(made) == len(set(made))
     for earlier, later in itertools.combinations(range(3), 2):
-        assert stages[earlier].operations and stages[later].operations
-        assert not set(stages[later].writes) & set(stages[earlier].writes)
-    dots = [names(stage).count("dot_general") for stage in stages]
+        assert segments[earlier].operations and segments[later].operations
+        assert not set(segments[later].writes) & set(segments[earlier].writes)
+    dots = [names(segment).count("dot_general") for segment in segments]
     assert dots == [5, 2, 4]  # 4 forward, then for each layer its own and its input
     expected = jax.tree.leaves(jax.grad(loss)(params, x))
-    found = evaluated(flat, stages, [*params, x])
+    found = evaluated(flat, segments, [*params, x])
     for value, i in zip(itertools.chain(*found), (3, 2, 0, 1), strict=True):
         np.testing.assert_allclose(value, expected[i], rtol=1e-6)
 
@@ -113,10 +115,10 @@ def test_calls_are_opened_and_loops_stay_whole():
 
 def test_results_that_nothing_computes():
     flat = flat_of(lambda x, y: (y, 2.0, x + y, y), 1.0, 5.0)
-    stages = cut(flat, [[0, 1], [2], [3]])
-    found = evaluated(flat, stages, (1.0, 5.0))
+    segments = cut(flat, [[0, 1], [2], [3]])
+    found = evaluated(flat, segments, (1.0, 5.0))
     assert [list(map(float, group)) for group in found] == [[5.0, 2.0], [6.0], [5.0]]
-    assert [len(stage.operations) for stage in stages] == [0, 1, 0]
+    assert [len(segment.operations) for segment in segments] == [0, 1, 0]
 
 
 def test_side_effects_happen_once():
@@ -142,10 +144,10 @@ def test_side_effects_happen_once():
 def test_constants_are_known_and_not_passed_on():
     table = np.arange(4.0, dtype=np.float32)
     flat = flat_of(lambda x: (x * table, jnp.sum(table * x)), table)
-    stages = cut(flat, [[0], [1]])
-    assert {number for stage in stages for number in stage.reads}.isdisjoint(
+    segments = cut(flat, [[0], [1]])
+    assert {number for segment in segments for number in segment.reads}.isdisjoint(
         flat.constants
     )
-    (first,), (second,) = evaluated(flat, stages, [table + 1])
+    (first,), (second,) = evaluated(flat, segments, [table + 1])
     np.testing.assert_array_equal(first, table * (table + 1))
     assert second == (table * (table + 1)).sum()

@@ -1,8 +1,9 @@
-"""A traced program cut into stages, each of which makes some of its results.
+"""A traced program cut into segments, each of which makes some of its results.
 
-A stage holds what its results need and no earlier stage has made, in the order of the
-program; what nobody needs for now moves to a later stage, and what nobody needs at all
-is dropped. Nothing is computed twice: values that later stages read are passed on.
+A segment holds what its results need and no earlier segment has made, in the order of
+the program; what nobody needs for now moves to a later segment, and what nobody needs
+at all is dropped. Nothing is computed twice: values that later segments read are passed
+on.
 
 Inner calls are opened first, since XLA inlines them too. Loops and rematerialized
 blocks stay whole: their results come all at once.
@@ -103,16 +104,16 @@ class Flat:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class Segment:
     """A part of a program that makes some of its results.
 
     Attributes:
         operations: In order.
         constants: Those of the program.
         reads: Values that it is given: arguments of the program, or made before.
-        writes: Values that it makes and later stages read.
+        writes: Values that it makes and later segments read.
         results: Values that it is there for, made by itself or before.
-        spent: Values that it reads and no later stage does.
+        spent: Values that it reads and no later segment does.
     """
 
     operations: tuple[Operation, ...]
@@ -138,16 +139,16 @@ class Stage:
         return [values[i] for i in self.results], [values[i] for i in self.writes]
 
 
-def cut(flat: Flat, groups: Sequence[Sequence[int]]) -> list[Stage]:
-    """Cuts a program into one stage per group of results.
+def cut(flat: Flat, groups: Sequence[Sequence[int]]) -> list[Segment]:
+    """Cuts a program into one segment per group of results.
 
     Args:
         flat: The program.
-        groups: Which of its results each stage is there for, by position.
+        groups: Which of its results each segment is there for, by position.
 
     Returns:
-        The stages, in the order of the groups. An operation with a side effect (a
-        debug print) is in the last stage, unless an earlier one needs it.
+        The segments, in the order of the groups. An operation with a side effect (a
+        debug print) is in the last segment, unless an earlier one needs it.
     """
     wanted = [tuple(flat.results[i] for i in group) for group in groups]
     made, parts = set(flat.constants) | set(flat.given), []
@@ -160,12 +161,12 @@ def cut(flat: Flat, groups: Sequence[Sequence[int]]) -> list[Stage]:
         _read(operations, results) - set(flat.constants)
         for operations, results in zip(parts, wanted, strict=True)
     ]
-    stages = []
+    segments = []
     for position, operations in enumerate(parts):
         later = set().union(*reads[position + 1 :])
         own = {v for operation in operations for v in operation.outputs}
-        stages.append(
-            Stage(
+        segments.append(
+            Segment(
                 tuple(operations),
                 flat.constants,
                 tuple(sorted(reads[position])),
@@ -174,7 +175,7 @@ def cut(flat: Flat, groups: Sequence[Sequence[int]]) -> list[Stage]:
                 tuple(sorted(reads[position] - later)),
             )
         )
-    return stages
+    return segments
 
 
 def _needed(
