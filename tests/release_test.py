@@ -146,7 +146,7 @@ def test_install_lines_name_extras_that_exist():
     named = {
         extra
         for text in texts.values()
-        for found in re.findall(r"jax-data-parallel\[([\w,]+)\]", text)
+        for found in re.findall(r"(?:jax-data-parallel|'\.)\[([\w,]+)\]", text)
         for extra in found.split(",")
     }
     assert {"compile", "experiments", "cuda12"} <= named
