@@ -10,10 +10,9 @@ import jax
 import pytest
 
 import jaxdp
-from tests import fast
+from experiments.harness import fast
 
-# Here and in processes that tests start.
-os.environ["XLA_FLAGS"] = f"{fast.FLAGS} {os.environ.get('XLA_FLAGS', '')}"
+fast.compile_quickly()  # here and in processes that tests start
 # JAX refuses these once it has started; importing jaxdp must not start it.
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)  # beside those of FLAGS

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.harness import fast
 from jaxdp.launch.environment import LOOPBACK, free_port
-from tests import fast
 
 ROOT = pathlib.Path(__file__).parent.parent
 TIMEOUT_S = 240.0

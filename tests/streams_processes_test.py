@@ -2,9 +2,9 @@
 
 import pytest
 
+from experiments.harness import fast
 from experiments.harness.processes import Processes
 from jaxdp.launch.environment import LOOPBACK, free_port
-from tests import fast
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ class Config:
         Raises:
             ValueError: Not so many devices.
         """
-        devices.start(self.devices, self.platform)
+        devices.start(self.devices, self.platform, quick=self.tiny)
 
     def check_divides(self, batch_size: int) -> None:
         """Checks that every device gets equally many rows."""

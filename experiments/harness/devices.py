@@ -13,7 +13,7 @@ from typing import Literal
 
 import jax
 
-from experiments.harness import show
+from experiments.harness import fast, show
 from jaxdp import targets
 from jaxdp.targets.quiet import quietly
 
@@ -22,17 +22,22 @@ GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd")  # NVIDIA, in WSL too,
 COUNT_GPUS = "import jax; print(len(jax.devices('gpu')))"
 
 
-def start(count: int, platform: Literal["auto", "cpu", "gpu"]) -> None:
+def start(
+    count: int, platform: Literal["auto", "cpu", "gpu"], quick: bool = False
+) -> None:
     """Starts JAX with at least `count` devices.
 
     Args:
         count: How many are needed.
         platform: `"auto"` takes GPUs if there are enough, else forced host devices.
+        quick: Whether host devices are to start quickly, rather than run quickly.
 
     Raises:
         ValueError: Not so many devices.
     """
     if platform == "cpu" or (platform == "auto" and count_gpus() < count):
+        if quick:
+            fast.compile_quickly()
         _force_host_devices(count)
     with quietly():  # compilers for devices that are not here say that they are not
         found = jax.devices()

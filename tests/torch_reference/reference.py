@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tests import fast
+from experiments.harness import fast
 from tests.torch_reference import files, problem
 
 ROOT = Path(__file__).parents[2]
