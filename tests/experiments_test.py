@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from experiments import __main__ as experiments
 from experiments import network
 from experiments.harness import (
     command,
+    config,
     devices,
+    fast,
     registry,
     result,
     show,
@@ -187,6 +190,15 @@ def test_devices_that_are_not_there(count, platform, message):
     jax.devices()  # once JAX has started, it takes no other number
     with pytest.raises(ValueError, match=message):
         devices.start(count, platform)
+
+
+@pytest.mark.parametrize("tiny", [False, True])
+def test_tiny_runs_alone_compile_quickly(monkeypatch, tiny):
+    given = "--xla_cpu_max_isa=AVX"
+    monkeypatch.setenv("XLA_FLAGS", given)
+    for _ in range(2):
+        config.Config(platform="cpu", tiny=tiny).start()
+    assert os.environ["XLA_FLAGS"] == (f"{fast.FLAGS} {given}" if tiny else given)
 
 
 @pytest.mark.parametrize(
