@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests import fast
+from experiments.harness import fast
 from tests.streams_problems import PROBLEMS
 
 ROUNDING_TWICE = f"--xla_cpu_max_isa=AVX {fast.FLAGS}"
