@@ -5,7 +5,7 @@ Hardware:  any, with 15 GiB of free memory. Some evidence is compiled for H100 G
            which need not be there; links of limited rate need Linux, root and
            iproute2, and are left out elsewhere.
 Runtime:   about 15 min on two cores if nothing is there yet, and seconds if all is;
-           --tiny about 2.5.
+           --tiny about 3.
 
 Each claim is tested by one experiment or more. A result of today's code is read; what
 is missing, damaged or older is made, each experiment in a process of its own, one after

@@ -21,17 +21,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxdp.program.hlo.shapes import Array, arrays
 from jaxdp.program.memory.live import Value, live_at_peak
 from jaxdp.program.memory.placed import KIND_OF_FIELD
 from jaxdp.program.memory.planned import Memory
-from jaxdp.program.report import module_behind
+from jaxdp.program.report import ProgramReport, module_behind
 from jaxdp.program.trained import check_step, trainer_behind
-
-if TYPE_CHECKING:
-    from jaxdp.program.report import ProgramReport
 
 KINDS = (
     *("parameters", "optimizer state", "model state", "batch"),
@@ -98,7 +95,7 @@ class Holdings:
         return "\n".join([*lines, f"{'all':16}{self.total_bytes:16,} B"])
 
 
-def held(report: "ProgramReport", train: Any) -> Holdings:
+def held(report: ProgramReport, train: Any) -> Holdings:
     """What a device holds at the peak of a training step.
 
     Args:
@@ -136,7 +133,7 @@ def held(report: "ProgramReport", train: Any) -> Holdings:
     return Holdings(parts, report.memory, live_bytes)
 
 
-def _arguments(report: "ProgramReport") -> Iterable[tuple[str, Array]]:
+def _arguments(report: ProgramReport) -> Iterable[tuple[str, Array]]:
     """Names of the arguments as jit calls them, and what one device gets of each."""
     module = module_behind(report, "held")
     for one in module.computations[module.entry].values():

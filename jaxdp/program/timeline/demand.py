@@ -19,13 +19,14 @@ TAKES = ("slice", "dynamic-slice", "gather")
 _ANYWHERE = ("dynamic-slice", "gather")
 
 
-def updated(instruction: Instruction) -> int:
-    """How many arrays an instruction updates in place: its first operands, if any."""
-    if instruction.opcode == "dynamic-update-slice":
-        return 1
-    if instruction.opcode == "scatter":  # arrays, indices, and an update of each array
-        return len(instruction.operands) // 2
-    return 0
+def updates(instruction: Instruction) -> tuple[str, ...]:
+    """What updates arrays in place, one for each; they are the first operands."""
+    operands = instruction.operands
+    if instruction.opcode == "dynamic-update-slice":  # array, update, indices
+        return tuple(operands[1:2])
+    if instruction.opcode == "scatter":  # arrays, indices, updates
+        return tuple(operands[len(operands) // 2 + 1 :])
+    return ()
 
 
 def elements_needed(computation: Computation) -> Mapping[str, float]:
@@ -56,7 +57,7 @@ def _passed_on(
     instruction: Instruction, share: float, sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, float]]:
     """What an instruction needs of its operands for a share of its result."""
-    in_place = updated(instruction)
+    in_place = len(updates(instruction))
     for place, operand in enumerate(instruction.operands):
         if place == 0 and instruction.opcode in TAKES:
             yield operand, share * sizes[instruction.name]

@@ -17,7 +17,7 @@ import re
 from jaxdp.program.hlo import Computation, Instruction, Module, root_of
 from jaxdp.program.hlo.opcodes import target_of
 from jaxdp.program.hlo.shapes import Array, arrays, quote
-from jaxdp.program.timeline.demand import TAKES, elements_needed, updated
+from jaxdp.program.timeline.demand import TAKES, elements_needed, updates
 
 _ONE_ARRAY = re.compile(r"[a-z]\w*\[[^\]]*\](?:\{[^}]*\})?")
 _SPACE = re.compile(r"\{[^}]*S\((\d+)\)")
@@ -78,7 +78,7 @@ def _taken(module: Module, user: Instruction) -> list[float]:
     taken = [math.inf] * len(user.operands)
     if user.opcode in TAKES:
         taken[0] = arrays(user.shape, user.line)[0].elements
-    elif in_place := updated(user):
+    elif in_place := len(updates(user)):
         taken[:in_place] = [0] * in_place
     elif user.opcode == "fusion":
         inner = called(module, user)
@@ -92,11 +92,10 @@ def _taken(module: Module, user: Instruction) -> list[float]:
 
 def _written(module: Module, computation: Computation, one: Instruction) -> int:
     """What an instruction writes: an update in place alone, or its whole result."""
-    if in_place := updated(one):
+    if names := updates(one):
         scatter = one.opcode == "scatter"  # it adds to what is there, so it reads too
-        updates = one.operands[-in_place:] if scatter else one.operands[1:2]
         size = 0
-        for name, shape in zip(updates, _ONE_ARRAY.findall(one.shape), strict=True):
+        for name, shape in zip(names, _ONE_ARRAY.findall(one.shape), strict=True):
             (update,) = arrays(_operand(computation, name, one).shape, one.line)
             there = _device_arrays(shape, one.line)
             size += sum(update.elements * array.bits // 8 for array in there)
@@ -120,10 +119,7 @@ def _written_by_root(
     if root.opcode == "tuple":
         results = [_operand(inner, name, root) for name in root.operands]
     if len(shapes) != len(results):  # a fusion or a scatter inside gives several
-        whole = device_bytes(shape, root.line)
-        if _is_in_place(inner, root):
-            whole = min(whole, _written(module, inner, root))
-        return whole
+        shapes, results = [shape], [root]
     size = 0
     for each, result in zip(shapes, results, strict=True):
         made = _behind(inner, result)
@@ -136,7 +132,7 @@ def _written_by_root(
 
 def _is_in_place(inner: Computation, one: Instruction) -> bool:
     """Whether it is an update, and all that it updates comes from outside."""
-    arrays_updated = one.operands[: updated(one)]
+    arrays_updated = one.operands[: len(updates(one))]
     made = [_behind(inner, _operand(inner, name, one)) for name in arrays_updated]
     return bool(made) and all(each.opcode == "parameter" for each in made)
 
